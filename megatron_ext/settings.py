@@ -1,0 +1,81 @@
+"""What a user may say about the model: plain frozen dataclasses, read from the configuration or built by hand."""
+
+import math
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+# Read by pydantic where these classes are part of a larger configuration: an unknown key is an error.
+_FORBID_UNKNOWN = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResidualSettings:
+    """How a sublayer's output joins the residual stream.
+
+    Attributes:
+        scheme: a name in :data:`megatron_ext.schemes.SCHEMES`.
+        decay: step-size decay over the global index k (1-based) of a network with T indices: ``harmonic`` 1/k,
+            ``sqrt`` 1/sqrt(k), ``linear`` (T - k + 1)/T, ``none`` 1 (GeoNorm, arXiv 2601.22095).
+        step_index: what k counts; the paper leaves it open.
+        alpha: step size before the decay, dimensionless, > 0.
+        clamp: largest angle of one step in radians, in (0, pi], or ``none``. The exponential map wraps round beyond pi.
+        radius: norm of every state; ``sqrt_hidden`` is sqrt(hidden_size). The paper leaves it open.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
+
+    scheme: str = "geonorm"
+    decay: Literal["harmonic", "sqrt", "linear", "none"] = "harmonic"
+    step_index: Literal["layer", "sublayer"] = "layer"
+    alpha: float = 1.0
+    clamp: float | Literal["none"] = math.pi / 2
+    radius: float | Literal["sqrt_hidden"] = "sqrt_hidden"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Shape of a decoder-only transformer; sizes count elements.
+
+    Attributes:
+        num_query_groups: key/value heads; None means one per attention head.
+        vocab_size: rows of the embedding before padding; None means the tokenizer's.
+        output_bias: bias of the output layer: ``unigram`` starts at the log token frequencies, ``learned`` at zero.
+            Without it a model on the sphere collapses early to the unigram distribution.
+        recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
+
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    ffn_hidden_size: int
+    sequence_length: int
+    num_query_groups: int | None = None
+    vocab_size: int | None = None
+    activation: Literal["swiglu", "gelu"] = "swiglu"
+    normalization: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    norm_epsilon: float = 1e-5
+    rope_base: float = 10000.0
+    tie_embeddings: bool = False
+    output_bias: Literal["unigram", "learned", "none"] = "unigram"
+    init_std: float = 0.02
+    recompute: Literal["none", "full"] = "none"
+    residual: ResidualSettings = field(default_factory=ResidualSettings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParallelSettings:
+    """Degrees of model parallelism; the data-parallel size is the world size divided by tp * pp.
+
+    Attributes:
+        tp: tensor parallel size.
+        sp: sequence parallelism over the tensor-parallel group.
+        pp: pipeline parallel size.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
+
+    tp: int = 1
+    sp: bool = False
+    pp: int = 1

@@ -1,0 +1,1 @@
+"""Distributed pretraining: configuration, data, engine, checkpoints, monitoring and the training loop."""

@@ -1,0 +1,1 @@
+"""Command-line tools around a training run: corpus, tokenizer, shards, benchmarks."""
