@@ -1,0 +1,208 @@
+"""The manifest of a data set: what its shards hold, and the fingerprint that names exactly these bytes.
+
+A data set is a folder: tar shards, one side index (:mod:`pretrain.data.shard_index`) beside each, a copy of the
+tokenizer, and ``manifest.json``, which is written last. Whoever sees a manifest sees a complete data set.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+
+from pretrain.errors import UserError
+
+MANIFEST_NAME = "manifest.json"
+FORMAT_VERSION = 1
+
+Dtype = Literal["<u2", "<u4"]
+_STRICT = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shard:
+    """One tar of samples.
+
+    Attributes:
+        file: name of the tar inside the data set's folder.
+        samples: stored samples.
+        bytes: size of the tar.
+        sha256: of the tar, hex.
+        index_sha256: of the side index beside it, hex.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+
+    file: str
+    samples: PositiveInt
+    bytes: PositiveInt
+    sha256: str
+    index_sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """The training or the validation part.
+
+    Attributes:
+        documents: documents that entered the split.
+        tokens: stored tokens, end-of-document tokens included; the one that neighbouring samples share counts once.
+        samples: stored samples of ``sequence_length + 1`` tokens.
+        dropped_tokens: the tail that did not fill a sample.
+        unigram_entropy: nats per token. Training split: entropy of its own token frequencies. Validation split: cross
+            entropy of its tokens under the training frequencies with add-one smoothing.
+        shards: in the order of the stored samples.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+
+    documents: PositiveInt
+    tokens: PositiveInt
+    samples: PositiveInt
+    dropped_tokens: NonNegativeInt
+    unigram_entropy: float
+    shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """The content of ``manifest.json``, key for key; :class:`Manifest` explains the fields."""
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+
+    version: int
+    name: str
+    sequence_length: PositiveInt
+    vocab_size: PositiveInt
+    eod_id: NonNegativeInt
+    dtype: Dtype
+    tokenizer_file: str
+    tokenizer_sha256: str
+    token_counts: tuple[NonNegativeInt, ...]
+    splits: dict[str, Split]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """A data set that was found complete.
+
+    Attributes:
+        directory: the folder of the manifest and the shards.
+        name: of the data set.
+        sequence_length: L; a stored sample has L + 1 tokens.
+        vocab_size: real size of the tokenizer.
+        eod_id: token that ends each document.
+        dtype: numpy type of the stored tokens, little-endian.
+        tokenizer_file: the tokenizer's copy beside the manifest.
+        tokenizer_sha256: of that file, hex.
+        token_counts: int64 ``[vocab_size]``, over the stored tokens of the training split.
+        splits: by name, ``train`` and ``validation``.
+        fingerprint: sha256 of the canonical JSON, hex; through the sha256 of each file it covers every stored byte.
+    """
+
+    directory: Path
+    name: str
+    sequence_length: int
+    vocab_size: int
+    eod_id: int
+    dtype: Dtype
+    tokenizer_file: Path
+    tokenizer_sha256: str
+    token_counts: npt.NDArray[np.int64]
+    splits: Mapping[str, Split]
+    fingerprint: str
+
+    def split(self, name: str) -> Split:
+        """The split of that name; UserError when the data set has none."""
+        if name not in self.splits:
+            raise UserError(
+                f"data set {self.name!r} in {self.directory} has no split {name!r}; it has {sorted(self.splits)}"
+            )
+        return self.splits[name]
+
+
+def canonical_json(content: object) -> bytes:
+    """The one JSON text of a value: sorted keys, no spaces, ASCII."""
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode("ascii")
+
+
+def describe_first_error(error: ValidationError) -> str:
+    """The first complaint of a validation in one line: where, what."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the top level"
+    return f"{where}: {first['msg']}"
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Parse a JSON file; UserError in one line when it is absent, unreadable or no JSON."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise UserError(f"{what} {path} does not exist") from None
+    except OSError as error:
+        raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise UserError(f"{what} {path} is no JSON: {error}") from error
+
+
+def load_manifest(path: Path | str) -> Manifest:
+    """Read and check a manifest, named by its file or its folder; shards are checked when they are opened.
+
+    Raises:
+        UserError: it is absent, damaged, of another format version, contradicts itself, or its tokenizer is missing.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / MANIFEST_NAME
+    content = read_json(path, "manifest")
+    version = content.get("version") if isinstance(content, dict) else None
+    if version != FORMAT_VERSION:
+        raise UserError(
+            f"manifest {path} has format version {version}, this program reads {FORMAT_VERSION}: build it anew"
+        )
+    try:
+        description = TypeAdapter(Description).validate_python(content)
+    except ValidationError as error:
+        raise UserError(f"manifest {path} is damaged at {describe_first_error(error)}") from error
+    fault = _contradiction(description)
+    if fault:
+        raise UserError(f"manifest {path} is damaged: {fault}")
+    tokenizer_file = path.parent / description.tokenizer_file
+    if not tokenizer_file.is_file():
+        raise UserError(f"tokenizer {tokenizer_file}, named in {path.name}, does not exist")
+    return Manifest(
+        directory=path.parent,
+        name=description.name,
+        sequence_length=description.sequence_length,
+        vocab_size=description.vocab_size,
+        eod_id=description.eod_id,
+        dtype=description.dtype,
+        tokenizer_file=tokenizer_file,
+        tokenizer_sha256=description.tokenizer_sha256,
+        token_counts=np.array(description.token_counts, dtype=np.int64),
+        splits=description.splits,
+        fingerprint=hashlib.sha256(canonical_json(content)).hexdigest(),
+    )
+
+
+def _contradiction(description: Description) -> str | None:
+    """What in a well-formed manifest cannot be true, if anything."""
+    files = [shard.file for split in description.splits.values() for shard in split.shards]
+    for file in (*files, description.tokenizer_file):
+        if PurePath(file).name != file:
+            return f"{file!r} is no plain file name"
+    if len(set(files)) != len(files):
+        return "a shard is named twice"
+    if len(description.token_counts) != description.vocab_size:
+        return f"token_counts has {len(description.token_counts)} entries for {description.vocab_size} pieces"
+    if description.eod_id >= description.vocab_size:
+        return f"eod_id {description.eod_id} is outside the vocabulary of {description.vocab_size}"
+    for name, split in description.splits.items():
+        if sum(shard.samples for shard in split.shards) != split.samples:
+            return f"the shards of split {name!r} do not add up to its {split.samples} samples"
+    return None

@@ -1,0 +1,62 @@
+"""The order of samples: a pure function from the global draw number to a sample.
+
+Every epoch visits each sample once, in its own order: the shards are permuted, the samples then lie in that order on
+a line, which is cut into blocks of 2^18, and each block is permuted. So one block's permutation is all that is ever
+computed or kept, reads stay within few shards at a time, and any draw can be looked up at once: a resume costs nothing.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+BLOCK_SAMPLES = 1 << 18
+
+
+class SampleOrder:
+    """Global draw number -> sample, by (seed, shard sizes) alone."""
+
+    def __init__(self, shard_sizes: Sequence[int], seed: int) -> None:
+        """Prepare the order; ``shard_sizes`` are samples per shard, sample ids count through the shards as listed."""
+        self._sizes = np.asarray(shard_sizes, dtype=np.int64)
+        self._starts = np.cumsum(self._sizes) - self._sizes
+        self._samples = int(self._sizes.sum())
+        self._seed = seed
+        # A step near an epoch's or a block's end reaches into the next one; both stay at hand.
+        self._shards_of_epoch = lru_cache(maxsize=2)(self._permute_shards)
+        self._block_of_epoch = lru_cache(maxsize=2)(self._permute_block)
+
+    def __len__(self) -> int:
+        """Samples of one epoch."""
+        return self._samples
+
+    def sample_id(self, draw: int) -> int:
+        """The sample of a global draw number >= 0; draws beyond the first epoch begin the next."""
+        epoch, position = divmod(draw, self._samples)
+        block, within = divmod(position, BLOCK_SAMPLES)
+        position = block * BLOCK_SAMPLES + int(self._block_of_epoch(epoch, block)[within])
+        shards, ends = self._shards_of_epoch(epoch)
+        place = int(np.searchsorted(ends, position, side="right"))
+        shard = int(shards[place])
+        return int(self._starts[shard] + self._sizes[shard] + position - ends[place])
+
+    def _permute_shards(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """An epoch's order of shards, and where each ends on the epoch's line of samples."""
+        shards = _permutation(len(self._sizes), f"shards/{self._seed}/{epoch}")
+        return shards, np.cumsum(self._sizes[shards])
+
+    def _permute_block(self, epoch: int, block: int) -> npt.NDArray[np.int64]:
+        size = min(BLOCK_SAMPLES, self._samples - block * BLOCK_SAMPLES)
+        return _permutation(size, f"block/{self._seed}/{epoch}/{block}")
+
+
+def _permutation(size: int, key: str) -> npt.NDArray[np.int64]:
+    """A permutation of ``range(size)`` that is the same for a key on every machine and in every release of numpy.
+
+    Only the raw stream of a bit generator is promised never to change (numpy NEP 19), ``Generator.permutation`` is not.
+    A hashed key keeps streams apart that a SeedSequence of the numbers would not: it pads, so [1] and [1, 0] are one.
+    """
+    seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "little")
+    return np.argsort(np.random.PCG64(seed).random_raw(size), kind="stable")

@@ -1,0 +1,83 @@
+"""The side index of a shard: where in the tar each member lies, so that a sample is one read at a known place."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+
+from pretrain.data.manifest import FORMAT_VERSION, Dtype, describe_first_error, read_json
+from pretrain.errors import UserError
+
+_STRICT = {"extra": "forbid"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """One ``.npy`` file inside the tar: ``[samples, sample_length]`` tokens.
+
+    Attributes:
+        name: file name inside the tar.
+        offset: byte in the tar where the ``.npy`` file begins.
+        size: bytes of the ``.npy`` file, header included.
+        samples: rows.
+        crc32: of the whole ``.npy`` file.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+
+    name: str
+    offset: NonNegativeInt
+    size: PositiveInt
+    samples: PositiveInt
+    crc32: NonNegativeInt
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardIndex:
+    """The content of ``<shard>.idx.json``, key for key.
+
+    Attributes:
+        version: of the format.
+        tar: name of the tar.
+        tar_bytes: its size.
+        tar_sha256: hex.
+        tokenizer_sha256: hex.
+        eod_id: token that ends each document.
+        dtype: numpy type of the stored tokens.
+        sample_length: tokens in a stored sample.
+        samples: rows of all members.
+        members: in the order of the tar.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+
+    version: int
+    tar: str
+    tar_bytes: PositiveInt
+    tar_sha256: str
+    tokenizer_sha256: str
+    eod_id: NonNegativeInt
+    dtype: Dtype
+    sample_length: PositiveInt
+    samples: PositiveInt
+    members: tuple[Member, ...]
+
+
+def index_path(tar: Path) -> Path:
+    """The side index that belongs to a tar."""
+    return tar.with_suffix(".idx.json")
+
+
+def load_index(path: Path) -> ShardIndex:
+    """Read and check a side index; UserError when it is absent, damaged or of another version."""
+    content = read_json(path, "shard index")
+    try:
+        index = TypeAdapter(ShardIndex).validate_python(content)
+    except ValidationError as error:
+        raise UserError(f"shard index {path} is damaged at {describe_first_error(error)}") from error
+    if index.version != FORMAT_VERSION:
+        raise UserError(f"shard index {path} has format version {index.version}, this program reads {FORMAT_VERSION}")
+    if sum(member.samples for member in index.members) != index.samples:
+        raise UserError(f"shard index {path} is damaged: its members do not add up to {index.samples} samples")
+    return index
