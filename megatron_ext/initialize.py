@@ -1,0 +1,107 @@
+"""Initial weights as a function of the seed and each parameter's global name alone: the same in every layout."""
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from torch import Tensor, nn
+
+from megatron_ext.head import log_frequencies
+
+EMBEDDING = "embedding.word_embeddings.weight"
+OUTPUT_WEIGHT = "output_layer.weight"
+OUTPUT_BIAS = "output_layer.bias"
+_VOCABULARY_PARALLEL = (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS)
+_OUTPUT_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Initialization:
+    """What the initial weights depend on.
+
+    Attributes:
+        seed: of the weights.
+        std: standard deviation of every matrix; output projections have std / sqrt(2 num_layers).
+        num_layers: of the whole network.
+        vocab_size: tokens, without padding; the rows of padding are zero.
+        token_counts: the output bias starts at their log frequencies; None starts it at zero.
+    """
+
+    seed: int
+    std: float
+    num_layers: int
+    vocab_size: int
+    token_counts: Sequence[int] | None
+
+
+def global_names(model: Any) -> dict[str, nn.Parameter]:
+    """This stage's parameters by the name that they would have in an undivided model.
+
+    Layers are numbered over the whole network, and the last stage's copy of a tied embedding has the embedding's name.
+    """
+    prefix = "decoder.layers."
+    names = {}
+    for name, parameter in model.named_parameters():
+        if name.startswith(prefix):
+            local, rest = name.removeprefix(prefix).split(".", 1)
+            name = f"{prefix}{model.decoder.layers[int(local)].layer_number - 1}.{rest}"
+        elif name == OUTPUT_WEIGHT and model.share_embeddings_and_output_weights:
+            name = EMBEDDING
+        names[name] = parameter
+    return names
+
+
+@torch.no_grad()
+def initialize(model: Any, how: Initialization) -> None:
+    """Fill every parameter of this stage's GPTModel in place.
+
+    Each whole tensor is drawn in fp32 on the CPU from a generator keyed by (seed, global name), over the true
+    vocabulary, and cut for this tensor-parallel rank; so no layout, padding or device changes a weight.
+    """
+    for name, parameter in global_names(model).items():
+        rows = how.vocab_size if name in _VOCABULARY_PARALLEL else None
+        whole = _whole_tensor(name, _whole_shape(parameter, rows), how)
+        parameter.copy_(_cut(whole, parameter))
+
+
+def _whole_shape(parameter: nn.Parameter, rows: int | None) -> list[int]:
+    shape = list(parameter.shape)
+    if getattr(parameter, "tensor_model_parallel", False):
+        shape[parameter.partition_dim] *= parallel_state.get_tensor_model_parallel_world_size()  # type: ignore[attr-defined]
+    return shape if rows is None else [rows, *shape[1:]]
+
+
+def _whole_tensor(name: str, shape: list[int], how: Initialization) -> Tensor:
+    if name == OUTPUT_BIAS and how.token_counts is not None:
+        return log_frequencies(how.token_counts, how.vocab_size)
+    if name.endswith(".bias"):
+        return torch.zeros(shape)
+    if len(shape) == 1:
+        return torch.ones(shape)  # the gain of a norm
+    scale = 1 / math.sqrt(2 * how.num_layers) if name.endswith(_OUTPUT_PROJECTIONS) else 1.0
+    return torch.empty(shape).normal_(std=how.std * scale, generator=_generator(how.seed, name))
+
+
+def _generator(seed: int, name: str) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
+
+
+def _cut(whole: Tensor, parameter: nn.Parameter) -> Tensor:
+    """This tensor-parallel rank's part of a whole tensor, padded with zeros where the vocabulary is."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return whole
+    tp = parallel_state.get_tensor_model_parallel_world_size()
+    tp_rank = parallel_state.get_tensor_model_parallel_rank()
+    dimension: int = parameter.partition_dim  # type: ignore[attr-defined]
+    stride: int = parameter.partition_stride  # type: ignore[attr-defined]
+    padding = parameter.shape[dimension] * tp - whole.shape[dimension]
+    if padding:
+        whole = torch.cat([whole, whole.new_zeros(padding, *whole.shape[1:])])
+    # A gated first projection is two matrices on top of each other, each of them divided: stride 2.
+    parts = [block.chunk(tp, dimension)[tp_rank] for block in whole.chunk(stride, dimension)]
+    return torch.cat(parts, dimension)

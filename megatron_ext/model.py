@@ -1,0 +1,165 @@
+"""From the settings to this rank's part of the model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from megatron_ext.head import add_output_bias, mask_padding, padded_vocab_size
+from megatron_ext.initialize import Initialization, initialize
+from megatron_ext.schemes import residual_block_spec
+from megatron_ext.settings import ModelSettings, ParallelSettings
+
+_NORMALIZATIONS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
+_ACTIVATIONS: dict[str, dict[str, Any]] = {
+    "swiglu": {"activation_func": F.silu, "gated_linear_unit": True},
+    "gelu": {"activation_func": F.gelu, "gated_linear_unit": False},
+}
+_RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
+}
+
+
+class ResidualGPTModel(GPTModel):  # type: ignore[misc]
+    """One pipeline stage of a GPT with a residual scheme, an optional output bias and a masked vocabulary padding."""
+
+    embd_group: Any
+
+    def __init__(self, *arguments: Any, true_vocab_size: int, output_bias: bool, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        if self.post_process:
+            if output_bias:
+                add_output_bias(self.output_layer, self.config.params_dtype)
+            mask_padding(self.output_layer, true_vocab_size)
+
+    def setup_embeddings_and_output_layer(self) -> None:
+        """Mark the embedding's and output layer's parameters as Megatron-core does, without its exchange of weights.
+
+        Both copies of a tied embedding are equal by the way they are initialised, and nothing can be exchanged while
+        the parameters are on the meta device.
+        """
+        group, self.embd_group = self.embd_group, None
+        super().setup_embeddings_and_output_layer()
+        self.embd_group = group
+
+
+def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: torch.dtype) -> TransformerConfig:
+    """Megatron-core's configuration of the model.
+
+    Fused kernels stay off: without Transformer Engine or Apex they are absent, and the rest brings no gain here.
+
+    Raises:
+        ValueError: sizes that cannot be divided as asked.
+    """
+    groups = model.num_query_groups or model.num_attention_heads
+    _require_divisible("model.hidden_size", model.hidden_size, "model.num_attention_heads", model.num_attention_heads)
+    _require_divisible("model.num_attention_heads", model.num_attention_heads, "model.num_query_groups", groups)
+    _require_divisible("model.num_query_groups", groups, "parallel.tp", parallel.tp)
+    _require_divisible("model.ffn_hidden_size", model.ffn_hidden_size, "parallel.tp", parallel.tp)
+    _require_divisible("model.num_layers", model.num_layers, "parallel.pp", parallel.pp)
+    return TransformerConfig(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        num_query_groups=groups,
+        ffn_hidden_size=model.ffn_hidden_size,
+        normalization=_NORMALIZATIONS[model.normalization],
+        layernorm_epsilon=model.norm_epsilon,
+        add_bias_linear=False,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        tensor_model_parallel_size=parallel.tp,
+        sequence_parallel=parallel.sp,
+        pipeline_model_parallel_size=parallel.pp,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype == torch.bfloat16,
+        calculate_per_token_loss=True,
+        # Parameters are then made by plain torch.empty, so that `with torch.device(...)` decides where they live.
+        use_cpu_initialization=True,
+        init_method=_leave_uninitialised,
+        output_layer_init_method=_leave_uninitialised,
+        embedding_init_method=_leave_uninitialised,
+        **_ACTIVATIONS[model.activation],
+        **_RECOMPUTE[model.recompute],
+    )
+
+
+def build_model(
+    model: ModelSettings,
+    parallel: ParallelSettings,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    seed: int,
+    token_counts: Sequence[int] | None,
+) -> nn.Module:
+    """Build this process's pipeline stage; Megatron-core's parallel_state must be initialised.
+
+    Sequence parallelism and recomputation also need `model_parallel_cuda_manual_seed` before the first forward pass.
+    On the CPU call :func:`megatron_ext.install_cpu_support` first.
+
+    Args:
+        model: shape and scheme; `vocab_size` must be set.
+        parallel: must be what parallel_state was initialised with.
+        dtype: of all parameters and of the residual stream.
+        device: where the parameters are made; "meta" makes shapes only.
+        seed: of the initial weights, which depend on it and on the parameters' global names alone.
+        token_counts: occurrences of each token in the training data, needed by `output_bias: unigram` (except on
+            "meta"); tokens beyond them count as never seen.
+
+    Returns:
+        A GPTModel: (tokens [batch, sequence], position_ids [batch, sequence], None, labels=[batch, sequence]) gives the
+        loss of every token, fp32 [batch, sequence], on the last stage, else the hidden state. Without labels the last
+        stage gives this tensor-parallel rank's logits, [batch, sequence, padded vocabulary / tp].
+
+    Raises:
+        ValueError: settings that do not fit together.
+    """
+    if model.vocab_size is None:
+        raise ValueError("model.vocab_size is not set")
+    on_meta = torch.device(device).type == "meta"
+    unigram = model.output_bias == "unigram"
+    if unigram and token_counts is None and not on_meta:
+        raise ValueError("model.output_bias is 'unigram': give token_counts, or choose 'learned' or 'none'")
+    config = transformer_config(model, parallel, dtype)
+    with torch.device(device):
+        stage = ResidualGPTModel(
+            config=config,
+            transformer_layer_spec=residual_block_spec(config, model.residual),
+            vocab_size=padded_vocab_size(model.vocab_size, parallel.tp),
+            max_sequence_length=model.sequence_length,
+            pre_process=parallel_state.is_pipeline_first_stage(),
+            post_process=parallel_state.is_pipeline_last_stage(),
+            share_embeddings_and_output_weights=model.tie_embeddings,
+            position_embedding_type="rope",
+            rotary_base=model.rope_base,
+            true_vocab_size=model.vocab_size,
+            output_bias=model.output_bias != "none",
+        )
+    if not on_meta:
+        how = Initialization(
+            seed=seed,
+            std=model.init_std,
+            num_layers=model.num_layers,
+            vocab_size=model.vocab_size,
+            token_counts=token_counts if unigram else None,
+        )
+        initialize(stage, how)
+    return stage
+
+
+def _leave_uninitialised(weight: Tensor) -> Tensor:
+    """An `init_method` that draws nothing: the weights are filled by name once the stage stands."""
+    return weight
+
+
+def _require_divisible(name: str, value: int, divisor_name: str, divisor: int) -> None:
+    if value % divisor:
+        raise ValueError(f"{name} is {value}; it must be a multiple of {divisor_name}, which is {divisor}")
