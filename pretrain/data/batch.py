@@ -18,3 +18,8 @@ class MicroBatch:
     tokens: torch.Tensor
     labels: torch.Tensor
     loss_mask: torch.Tensor
+
+    def to(self, device: torch.device) -> "MicroBatch":
+        """The same micro batch with its tensors on ``device``; copies run beside the computation."""
+        moved = (tensor.to(device, non_blocking=True) for tensor in (self.tokens, self.labels, self.loss_mask))
+        return MicroBatch(*moved)

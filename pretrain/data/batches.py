@@ -28,8 +28,8 @@ class TrainingBatches:
         """
         if global_batch % (micro_batch * dp_size):
             raise UserError(
-                f"global batch {global_batch} is no multiple of micro batch {micro_batch} x data-parallel size {dp_size}: "
-                "change one of them"
+                f"global batch {global_batch} is no multiple of micro batch {micro_batch} x "
+                f"data-parallel size {dp_size}: change one of them"
             )
         if len(order) != len(reader):
             raise ValueError(f"the order counts {len(order)} samples, the reader {len(reader)}")

@@ -1,0 +1,220 @@
+"""The settings of a run: typed sections, read from one YAML file plus ``section.key=value`` overrides.
+
+Everything here works on the text alone. Rules that relate several settings, the world size or the data stand in
+:mod:`pretrain.rules`.
+"""
+
+import dataclasses
+import difflib
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from megatron_ext.settings import ModelSettings, ParallelSettings
+from pretrain.errors import UserError
+
+
+class Section(BaseModel):
+    """A group of settings; unknown keys are errors and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSettings(Section):
+    """Where a run lives: ``dir`` receives checkpoints/, tensorboard/ and config.yaml."""
+
+    dir: Path
+
+
+class DataSettings(Section):
+    """``manifest`` names the manifest.json of a shard folder."""
+
+    manifest: Path
+
+
+class ZeroSettings(Section):
+    """DeepSpeed's ZeRO: stage 1 partitions the optimizer state over the data-parallel ranks."""
+
+    stage: Literal[1] = 1
+
+
+class TrainSettings(Section):
+    """Length and batch of a run.
+
+    ``micro_batch`` and ``global_batch`` count samples; ``precision`` bf16 keeps fp32 master weights and accumulates
+    gradients in fp32.
+    """
+
+    steps: int = Field(gt=0)
+    micro_batch: int = Field(gt=0)
+    global_batch: int = Field(gt=0)
+    seed: int = Field(default=1234, ge=0)
+    precision: Literal["bf16", "fp32"] = "bf16"
+
+
+class OptimizerSettings(Section):
+    """AdamW with linear warmup to ``lr`` and cosine decay to ``min_lr`` at the last step.
+
+    Norms, biases and step sizes are never decayed. ``clip`` bounds the global gradient norm; 0 turns it off.
+    """
+
+    lr: float = Field(gt=0)
+    min_lr: float = Field(default=0.0, ge=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.95, ge=0, lt=1)
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.1, ge=0)
+    clip: float = Field(default=1.0, ge=0)
+
+
+class ValidationSettings(Section):
+    """Every ``every`` steps and at the end, the loss over the first ``samples`` held-out samples; 0 turns it off."""
+
+    every: int = Field(default=0, ge=0)
+    samples: int = Field(default=512, gt=0)
+
+
+class CheckpointSettings(Section):
+    """A checkpoint every ``every`` steps and at the end; 0 saves only at the end."""
+
+    every: int = Field(default=1000, ge=0)
+
+
+class LoggingSettings(Section):
+    """Losses of all steps are written out every ``every`` steps; geometry is measured on those steps."""
+
+    every: int = Field(default=10, gt=0)
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunSettings
+    data: DataSettings
+    model: ModelSettings
+    train: TrainSettings
+    optimizer: OptimizerSettings
+    parallel: ParallelSettings = ParallelSettings()
+    zero: ZeroSettings = ZeroSettings()
+    validation: ValidationSettings = ValidationSettings()
+    checkpoint: CheckpointSettings = CheckpointSettings()
+    logging: LoggingSettings = LoggingSettings()
+
+
+def load_config(path: Path, overrides: list[str]) -> Config:
+    """Read ``path`` and apply ``overrides`` of the form ``section.key=value`` (values are YAML).
+
+    Raises:
+        UserError: on an unreadable file, an unknown key, a wrong type or a broken override.
+    """
+    tree = _read_yaml(path)
+    for override in overrides:
+        _apply_override(tree, override)
+    known = setting_names(Config)
+    for name in _leaves(tree):
+        if name not in known:
+            raise UserError(f"{path}: {_unknown(name, known)}")
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise UserError(f"{path}: {_first_fault(error, known)}") from None
+
+
+def dump_config(config: Config) -> str:
+    """The resolved settings as YAML; :func:`load_config` reads it back to an equal configuration."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def setting_names(section: type, prefix: str = "") -> set[str]:
+    """All dotted names of a section class: its sections and, below them, its settings."""
+    names: set[str] = set()
+    for key, annotation in get_type_hints(section).items():
+        if key in ("model_config", "__pydantic_config__"):
+            continue
+        names.add(prefix + key)
+        if isinstance(annotation, type) and (issubclass(annotation, Section) or dataclasses.is_dataclass(annotation)):
+            names |= setting_names(annotation, f"{prefix}{key}.")
+    return names
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML whose mappings refuse a key given twice: the first value would be lost silently."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key_node, _ in node.value:
+            if key_node.value in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line}: {key_node.value} is given twice; remove one")
+            seen.add(key_node.value)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+    except OSError as error:
+        raise UserError(f"{path}: cannot read the configuration: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: the configuration is not UTF-8 text") from None
+    except yaml.YAMLError as error:
+        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: the configuration must be sections of settings (section: key: value)")
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    name, equals, text = override.partition("=")
+    if not equals or not name or name.startswith("-"):
+        raise UserError(f"argument {override!r}: an override is written section.key=value")
+    try:
+        value = yaml.load(text, _UniqueKeyLoader)
+    except yaml.YAMLError:
+        raise UserError(f"argument {override!r}: {text!r} is not a valid YAML value") from None
+    *sections, key = name.split(".")
+    node = tree
+    for section in sections:
+        node = node.setdefault(section, {})
+        if not isinstance(node, dict):
+            raise UserError(f"argument {override!r}: {section} is not a section")
+    node[key] = value
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
+    names = []
+    for key, value in tree.items():
+        names.append(f"{prefix}{key}")
+        if isinstance(value, dict):
+            names += _leaves(value, f"{prefix}{key}.")
+    return names
+
+
+def _unknown(name: str, known: set[str]) -> str:
+    leaf = name.rpartition(".")[2]
+    by_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
+    near = sorted(by_leaf) or difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return f"{name} is not a setting{hint}"
+
+
+def _first_fault(error: ValidationError, known: set[str]) -> str:
+    faults = error.errors()
+    first = faults[0]
+    name = ""
+    for part in first["loc"]:  # a union's branches follow the setting's own name
+        if f"{name}{part}" not in known:
+            break
+        name += f"{part}."
+    name = name.rstrip(".")
+    if first["type"] in ("missing", "missing_keyword_only_argument"):
+        missing = ".".join(str(part) for part in first["loc"])
+        return f"{missing} is missing; give it in the file or as {missing}=VALUE"
+    same = [
+        fault["msg"] for fault in faults if fault["loc"][: name.count(".") + 1] == first["loc"][: name.count(".") + 1]
+    ]
+    wishes = " or ".join(message[0].lower() + message[1:] for message in same)
+    return f"{name}={first['input']!r}: {wishes}"

@@ -1,0 +1,207 @@
+"""Megatron's schedule and DeepSpeed's ZeRO behind one small interface.
+
+The schedule runs forward and backward over the micro batches and the pipeline; DeepSpeed reduces over the
+data-parallel ranks, clips and steps. Loss and gradient are sums over the unmasked tokens divided by the whole global
+batch's count, in any layout.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.pipeline_parallel import get_forward_backward_func
+
+from megatron_ext import ModelSettings, build_model
+from pretrain.config import Config, OptimizerSettings
+from pretrain.data.batch import MicroBatch
+from pretrain.deepspeed_compat import (
+    accumulated_gradient,
+    finish_backward,
+    initialize_zero,
+)
+from pretrain.parallel import DeepSpeedMpu, Place
+
+
+class Engine:
+    """The model of this process and its optimizer.
+
+    Attributes:
+        module: this pipeline stage's model.
+        templates: parameter -> its place in the global tensors, for checkpoints; taken before ZeRO flattens them.
+        deepspeed: DeepSpeed's engine.
+    """
+
+    def __init__(self, config: Config, model: ModelSettings, token_counts: Sequence[int] | None, place: Place) -> None:
+        self.place = place
+        self._sequence_length = model.sequence_length
+        self._micro_batch = config.train.micro_batch
+        bf16 = config.train.precision == "bf16"
+        self.module = build_model(
+            model,
+            config.parallel,
+            dtype=torch.bfloat16 if bf16 else torch.float32,
+            device=place.device,
+            seed=config.train.seed,
+            token_counts=token_counts,
+        )
+        self.templates = sharding_templates(self.module)
+        for parameter in self.module.parameters():
+            if getattr(parameter, "shared", False):
+                parameter.ds_pipe_replicated = True  # type: ignore[attr-defined] # counted once in the norm
+        self.deepspeed = initialize_zero(
+            self.module,
+            adamw(self.module, config.optimizer),
+            DeepSpeedMpu(),
+            batch=config.train.global_batch // place.dp_size,
+            dp_size=place.dp_size,
+            bf16=bf16,
+            clip=config.optimizer.clip,
+        )
+
+    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+        """Accumulate a step's gradients.
+
+        Returns:
+            fp32 scalar on the device: this rank's share of the step's loss (nats per token); the shares of all
+            data-parallel ranks and stages add up to it (see :meth:`sum_shares`).
+        """
+        batches = [batch.to(self.place.device) for batch in micro_batches]
+        tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
+        dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
+        tokens.clamp_(min=1.0)
+        sums = self._run_schedule(batches, tokens)
+        share = torch.stack(sums).sum() / tokens if sums else torch.zeros((), device=self.place.device)
+        finish_backward(self.deepspeed)
+        self._sum_replicated_gradients()
+        self.deepspeed.allreduce_gradients()
+        return share
+
+    def step(self, lr: float) -> None:
+        """Clip, update the weights with learning rate ``lr`` and clear the gradients; skipped if not finite."""
+        for group in self.deepspeed.optimizer.param_groups:
+            group["lr"] = lr
+        self.deepspeed.step()
+
+    def grad_norm(self) -> torch.Tensor:
+        """Global norm of the last step's gradient before the clip, fp32 scalar; inf where the update was skipped."""
+        return torch.as_tensor(
+            self.deepspeed.get_global_grad_norm(), dtype=torch.float32, device=self.place.device
+        ).detach()
+
+    @torch.no_grad()
+    def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
+        """Mean loss over the unmasked tokens of all ranks' ``micro_batches``, nats per token."""
+        batches = [batch.to(self.place.device) for batch in micro_batches]
+        tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
+        self.module.eval()
+        sums = self._run_schedule(batches, None)
+        self.module.train()
+        total = torch.stack(sums).sum() if sums else torch.zeros((), device=self.place.device)
+        dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
+        return float(self.sum_shares(total) / tokens)
+
+    def sum_shares(self, shares: torch.Tensor) -> torch.Tensor:
+        """Sum of ``shares`` (any shape) over data-parallel ranks and pipeline stages, the same on every rank."""
+        total = shares.clone()
+        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
+        return total
+
+    def count_parameters(self) -> int:
+        """Parameters of the whole model as this layout holds it (vocabulary padding included); collective."""
+        held = [
+            parameter.numel()
+            for parameter in self.module.parameters()
+            if not getattr(parameter, "shared", False)
+            and (getattr(parameter, "tensor_model_parallel", False) or self.place.tp_rank == 0)
+        ]
+        count = torch.tensor(sum(held), device=self.place.device)
+        dist.all_reduce(count, group=parallel_state.get_model_parallel_group())
+        return int(count)
+
+    def _run_schedule(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | None) -> list[torch.Tensor]:
+        """One pass of Megatron's schedule, backward too if ``tokens``; loss sums per micro batch on the last stage."""
+        scale = None if tokens is None else self.place.dp_size / tokens  # DeepSpeed averages over data-parallel ranks
+
+        def forward_step(batches: Iterator[MicroBatch], module: torch.nn.Module) -> tuple[torch.Tensor, Any]:
+            batch = next(batches)
+            positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
+            output = module(batch.tokens, positions, None, labels=batch.labels)
+
+            def loss(per_token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+                total = (per_token.float() * batch.loss_mask).sum()
+                # Three values: with two the schedule would divide by the number of micro batches.
+                return total if scale is None else total * scale, batch.loss_mask.sum().int(), total.detach().clone()
+
+            return output, loss
+
+        schedule = get_forward_backward_func()
+        results = schedule(
+            forward_step_func=forward_step,
+            data_iterator=iter(batches),
+            model=self.module,
+            num_microbatches=len(batches),
+            seq_length=self._sequence_length,
+            micro_batch_size=self._micro_batch,
+            forward_only=tokens is None,
+        )
+        return list(results)
+
+    def _sum_replicated_gradients(self) -> None:
+        """Complete the gradients of parameters that several model-parallel ranks hold whole.
+
+        Under sequence parallelism a rank sees only its tokens, so replicated parameters hold partial sums over tp. A
+        tied embedding has one copy on the first and one on the last stage.
+        """
+        if self.module.config.sequence_parallel:  # type: ignore[union-attr]
+            group = parallel_state.get_tensor_model_parallel_group()
+            for parameter in self.module.parameters():
+                if getattr(parameter, "sequence_parallel", False):
+                    _all_reduce_gradient(parameter, group)
+        if (
+            self.module.share_embeddings_and_output_weights
+            and parallel_state.get_pipeline_model_parallel_world_size() > 1
+            and parallel_state.is_rank_in_embedding_group()
+        ):
+            tied = self.module.shared_embedding_or_output_weight()  # type: ignore[operator]
+            _all_reduce_gradient(tied, parallel_state.get_embedding_group())
+
+
+def adamw(module: torch.nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
+    """AdamW that decays matrices and nothing else: no norm, bias or step size."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        [group for group in groups if group["params"]],
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=True,
+    )
+
+
+def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, Any]:
+    """Parameter -> its ShardedTensor (or factory of several): where the local part lies in the global tensor."""
+    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+
+    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    parameters = {id(parameter): parameter for parameter in module.parameters()}
+    templates = {
+        parameters[id(value.data)]: value
+        for value in module.sharded_state_dict(metadata=metadata).values()  # type: ignore[operator]
+        if isinstance(value, (ShardedTensor, ShardedTensorFactory)) and id(value.data) in parameters
+    }
+    missing = [name for name, parameter in module.named_parameters() if parameter not in templates]
+    assert not missing, f"no place in the checkpoint for {missing}"
+    return templates
+
+
+def _all_reduce_gradient(parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> None:
+    gradient = accumulated_gradient(parameter)
+    assert gradient is not None, "a replicated parameter took no part in the step"
+    dist.all_reduce(gradient, group=group)

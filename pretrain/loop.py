@@ -1,0 +1,41 @@
+"""The order of a training step, and nothing else."""
+
+import time
+from typing import Protocol
+
+from pretrain.config import Config
+from pretrain.data.batches import TrainingBatches
+from pretrain.engine import Engine
+from pretrain.monitor.metrics import Metrics, StepResult
+from pretrain.schedule import learning_rate
+from pretrain.state import TrainState
+
+
+class Callback(Protocol):
+    """Something that happens between steps."""
+
+    def after_step(self, state: TrainState, result: StepResult) -> None:
+        """Called on every rank after each completed step."""
+
+
+def train(
+    config: Config,
+    state: TrainState,
+    engine: Engine,
+    data: TrainingBatches,
+    metrics: Metrics,
+    callbacks: list[Callback],
+) -> None:
+    """Train from ``state`` to ``config.train.steps``."""
+    batch, sequence = config.train.global_batch, config.model.sequence_length
+    metrics.start(state)
+    while state.step < config.train.steps:
+        started = time.perf_counter()
+        micro_batches = data.fetch(state.consumed_samples)
+        with metrics.observe(state.step + 1):
+            loss_share = engine.forward_backward(micro_batches)
+        lr = learning_rate(state.step, config.train.steps, config.optimizer)
+        engine.step(lr)
+        state.advance(samples=batch, tokens=batch * sequence, seconds=time.perf_counter() - started)
+        for callback in (metrics, *callbacks):
+            callback.after_step(state, StepResult(loss_share, engine.grad_norm(), lr))

@@ -1,0 +1,116 @@
+"""Loss, gradient norm, learning rate, throughput and geometry of the steps, written on log steps only.
+
+Every step's values stay on the device until the next log step: one transfer and two small reductions per log step, no
+host synchronisation in between, and no step without a point on the curve.
+"""
+
+import math
+import time
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from megatron_ext import Geometry, GeometryProbe
+from pretrain.config import Config
+from pretrain.engine import Engine
+from pretrain.errors import UserError
+from pretrain.monitor.tensorboard import Board
+from pretrain.state import TrainState
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What a step left on the device.
+
+    Attributes:
+        loss_share: fp32 scalar, this rank's share of the loss (see :meth:`Engine.sum_shares`).
+        grad_norm: fp32 scalar, the same on all ranks; inf where the update was skipped.
+        lr: learning rate of the update.
+    """
+
+    loss_share: torch.Tensor
+    grad_norm: torch.Tensor
+    lr: float
+
+
+class Metrics:
+    """Collects step results and writes them out. Ranks other than 0 take part in the reductions only."""
+
+    def __init__(self, config: Config, engine: Engine, board: Board) -> None:
+        self._every = config.logging.every
+        self._steps = config.train.steps
+        self._save_every = config.checkpoint.every
+        self._engine = engine
+        self._board = board
+        self._probe = GeometryProbe(engine.module)
+        self._pending: list[StepResult] = []
+        self._mark = (time.perf_counter(), 0)
+
+    def start(self, state: TrainState) -> None:
+        """Begin to measure throughput from here."""
+        self._mark = (time.perf_counter(), state.tokens)
+
+    def observe(self, step: int) -> AbstractContextManager[None]:
+        """Record the geometry of the forward passes within, if ``step`` is a log step."""
+        return self._probe.recording() if self._is_log_step(step) else nullcontext()
+
+    def after_step(self, state: TrainState, result: StepResult) -> None:
+        """Take a step's result; on log steps write out all since the last one."""
+        self._pending.append(result)
+        if self._is_log_step(state.step):
+            self._write(state)
+
+    def _is_log_step(self, step: int) -> bool:
+        # A checkpoint's step is one too: what a resumed run will not repeat must be on disk by then.
+        saved = self._save_every and step % self._save_every == 0
+        return bool(step % self._every == 0 or step == self._steps or saved)
+
+    def _write(self, state: TrainState) -> None:
+        shares = torch.stack([result.loss_share for result in self._pending])
+        losses = self._engine.sum_shares(shares).tolist()
+        norms = torch.stack([result.grad_norm for result in self._pending]).tolist()
+        geometry = self._probe.reduce(dist.group.WORLD)
+        now, (then, tokens) = time.perf_counter(), self._mark
+        tokens_per_second = (state.tokens - tokens) / (now - then)
+        self._mark = (now, state.tokens)
+        first = state.step - len(self._pending) + 1
+        for step, loss, norm, result in zip(range(first, state.step + 1), losses, norms, self._pending, strict=True):
+            self._board.scalar("train/loss", loss, step)
+            self._board.scalar("train/grad_norm", norm, step)
+            self._board.scalar("train/lr", result.lr, step)
+        self._board.scalar("throughput/tokens_per_second", tokens_per_second, state.step)
+        self._write_geometry(geometry, state.step)
+        self._board.flush()
+        if self._engine.place.global_rank == 0:
+            print(
+                f"step {state.step}/{self._steps}  loss {losses[-1]:.4f}  grad_norm {norms[-1]:.3f}  "
+                f"lr {self._pending[-1].lr:.3e}  tokens/s {tokens_per_second:,.0f}",
+                flush=True,
+            )
+        self._refuse_divergence(first, losses, norms)
+        self._pending.clear()
+
+    def _write_geometry(self, geometry: Geometry, step: int) -> None:
+        for layer, (attention, mlp) in enumerate(geometry.mean_angle.tolist(), start=1):
+            self._board.scalar(f"geometry/angle_attention/layer_{layer:02d}", attention, step)
+            self._board.scalar(f"geometry/angle_mlp/layer_{layer:02d}", mlp, step)
+        for layer, length in enumerate(geometry.resultant_length.tolist(), start=1):
+            self._board.scalar(f"geometry/resultant_length/layer_{layer:02d}", length, step)
+
+    def _refuse_divergence(self, first: int, losses: list[float], norms: list[float]) -> None:
+        broken = [
+            step
+            for step, loss, norm in zip(range(first, first + len(losses)), losses, norms, strict=True)
+            if not (math.isfinite(loss) and math.isfinite(norm))
+        ]
+        if not broken:
+            return
+        if len(broken) == len(losses):
+            raise UserError(
+                f"loss or gradient norm was not finite in every step from {broken[0]} to {broken[-1]}; no checkpoint "
+                f"was written since; lower optimizer.lr or raise optimizer.warmup_steps, then start again"
+            )
+        if self._engine.place.global_rank == 0:
+            print(f"warning: not finite, update skipped, in steps {broken}", flush=True)

@@ -1,0 +1,105 @@
+"""Process groups: start them, name this process's place in them, end them."""
+
+import datetime
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state, tensor_parallel
+
+from megatron_ext import ParallelSettings, install_cpu_support
+from pretrain.deepspeed_compat import initialize_communication
+from pretrain.launch import Launch
+
+
+@dataclass(frozen=True)
+class Place:
+    """This process's place in the layout.
+
+    Attributes:
+        device: where its tensors live.
+        global_rank, world_size: place in the whole job.
+        tp_rank, pp_rank, dp_rank: place in each group.
+        dp_size: number of data-parallel ranks.
+    """
+
+    device: torch.device
+    global_rank: int
+    world_size: int
+    tp_rank: int
+    pp_rank: int
+    dp_rank: int
+    dp_size: int
+    is_last_stage: bool
+
+
+def start(launch: Launch, parallel: ParallelSettings, seed: int, timeout_minutes: float = 10) -> Place:
+    """Start the process groups: NCCL where there is CUDA, else gloo.
+
+    Every collective that waits longer than ``timeout_minutes`` ends the process with an error.
+    """
+    cuda = torch.cuda.is_available()
+    device = torch.device("cuda", launch.local_rank) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "nccl" if cuda else "gloo",
+        init_method=f"tcp://{launch.master_addr}:{launch.master_port}"
+        if launch.launcher != "torchrun"
+        else "env://",  # torchrun's agent already holds the store on that port
+        rank=launch.global_rank,
+        world_size=launch.world_size,
+        timeout=datetime.timedelta(minutes=timeout_minutes),
+        device_id=device if cuda else None,
+    )
+    initialize_communication("nccl" if cuda else "gloo")
+    return arrange(device, parallel, seed)
+
+
+def arrange(device: torch.device, parallel: ParallelSettings, seed: int) -> Place:
+    """Lay Megatron's groups over the running world. May be called again after :func:`dissolve`."""
+    install_cpu_support()
+    parallel_state.initialize_model_parallel(parallel.tp, parallel.pp)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    return Place(
+        device=device,
+        global_rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        tp_rank=parallel_state.get_tensor_model_parallel_rank(),
+        pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+        dp_rank=parallel_state.get_data_parallel_rank(),
+        dp_size=parallel_state.get_data_parallel_world_size(),
+        is_last_stage=parallel_state.is_pipeline_last_stage(),
+    )
+
+
+def dissolve() -> None:
+    """Take Megatron's groups down and keep the world."""
+    parallel_state.destroy_model_parallel()
+
+
+def stop() -> None:
+    """Wait for all ranks, then end the process groups."""
+    dist.barrier()
+    dissolve()
+    dist.destroy_process_group()
+
+
+class DeepSpeedMpu:
+    """What DeepSpeed asks of ``mpu``: Megatron's parallel state plus three older names."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(parallel_state, name)
+
+    def get_model_parallel_rank(self) -> int:
+        """Place in the tensor- and pipeline-parallel group."""
+        return dist.get_rank(parallel_state.get_model_parallel_group())
+
+    def get_model_parallel_world_size(self) -> int:
+        """Size of the tensor- and pipeline-parallel group."""
+        return dist.get_world_size(parallel_state.get_model_parallel_group())
+
+    def get_data_parallel_group_ranks(self) -> list[int]:
+        """Global ranks of this process's data-parallel group."""
+        return dist.get_process_group_ranks(parallel_state.get_data_parallel_group())

@@ -1,0 +1,224 @@
+"""Rules that relate settings to one another, to the world size and to the data: one small function each.
+
+A rule returns None when it is kept, else one line that names the settings and says what to change. All are checked
+before any process group starts.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Sequence
+
+from megatron_ext.schemes import SCHEMES
+from pretrain.config import Config
+from pretrain.data.manifest import Manifest
+from pretrain.errors import UserError
+
+
+def sizes_are_positive(config: Config) -> str | None:
+    """Layer counts and widths are positive integers."""
+    model, parallel = config.model, config.parallel
+    sizes = {
+        "model.num_layers": model.num_layers,
+        "model.hidden_size": model.hidden_size,
+        "model.num_attention_heads": model.num_attention_heads,
+        "model.num_query_groups": model.num_query_groups,
+        "model.ffn_hidden_size": model.ffn_hidden_size,
+        "model.sequence_length": model.sequence_length,
+        "model.vocab_size": model.vocab_size,
+        "model.rope_base": model.rope_base,
+        "model.norm_epsilon": model.norm_epsilon,
+        "model.init_std": model.init_std,
+        "parallel.tp": parallel.tp,
+        "parallel.pp": parallel.pp,
+    }
+    for name, size in sizes.items():
+        if size is not None and not 0 < size < math.inf:
+            return f"{name}={size}: must be positive"
+    return None
+
+
+def heads_divide_hidden_size(config: Config) -> str | None:
+    """A head's width is an even integer: RoPE turns pairs of channels."""
+    hidden, heads = config.model.hidden_size, config.model.num_attention_heads
+    if hidden % heads or (hidden // heads) % 2:
+        return (
+            f"model.hidden_size={hidden} over model.num_attention_heads={heads} must give an even integer head width; "
+            f"change either"
+        )
+    return None
+
+
+def query_groups_divide_heads(config: Config) -> str | None:
+    """Every key/value head serves the same number of query heads."""
+    heads, groups = config.model.num_attention_heads, config.model.num_query_groups
+    if groups is not None and heads % groups:
+        return f"model.num_query_groups={groups} does not divide model.num_attention_heads={heads}; change either"
+    return None
+
+
+def heads_divide_over_tp(config: Config) -> str | None:
+    """Each tensor-parallel rank holds the same number of query and of key/value heads."""
+    heads, tp = config.model.num_attention_heads, config.parallel.tp
+    groups = config.model.num_query_groups
+    if heads % tp:
+        return f"model.num_attention_heads={heads} is not divisible by parallel.tp={tp}; change either"
+    if groups is not None and groups % tp:
+        return f"model.num_query_groups={groups} is not divisible by parallel.tp={tp}; change either"
+    return None
+
+
+def ffn_divides_over_tp(config: Config) -> str | None:
+    """Each tensor-parallel rank holds the same slice of the MLP."""
+    ffn, tp = config.model.ffn_hidden_size, config.parallel.tp
+    return f"model.ffn_hidden_size={ffn} is not divisible by parallel.tp={tp}; change either" if ffn % tp else None
+
+
+def sequence_parallel_needs_tp(config: Config) -> str | None:
+    """Sequence parallelism splits the sequence over the tensor-parallel ranks."""
+    if not config.parallel.sp:
+        return None
+    tp, sequence = config.parallel.tp, config.model.sequence_length
+    if tp == 1:
+        return "parallel.sp=true needs parallel.tp of at least 2; raise parallel.tp or set parallel.sp=false"
+    if sequence % tp:
+        return f"model.sequence_length={sequence} is not divisible by parallel.tp={tp}, which parallel.sp=true needs"
+    return None
+
+
+def layers_divide_over_pp(config: Config) -> str | None:
+    """Each pipeline stage holds the same number of layers."""
+    layers, pp = config.model.num_layers, config.parallel.pp
+    return f"model.num_layers={layers} is not divisible by parallel.pp={pp}; change either" if layers % pp else None
+
+
+def scheme_is_known(config: Config) -> str | None:
+    """The residual scheme is in the registry."""
+    scheme = config.model.residual.scheme
+    if scheme in SCHEMES:
+        return None
+    near = difflib.get_close_matches(scheme, SCHEMES, n=1, cutoff=0.0)
+    return f"model.residual.scheme={scheme}: unknown; did you mean {near[0]}? (known: {', '.join(SCHEMES)})"
+
+
+def sphere_settings_make_sense(config: Config) -> str | None:
+    """Step size and radius are positive; a clamp lies within half a turn, where the exponential map is one-to-one."""
+    residual = config.model.residual
+    if not 0 < residual.alpha < math.inf:
+        return f"model.residual.alpha={residual.alpha}: must be positive"
+    if residual.radius != "sqrt_hidden" and not 0 < residual.radius < math.inf:
+        return f"model.residual.radius={residual.radius}: must be positive, or sqrt_hidden"
+    if residual.clamp != "none" and not 0 < residual.clamp <= math.pi:
+        return f"model.residual.clamp={residual.clamp}: must be an angle in (0, pi] radians, or none"
+    return None
+
+
+def micro_batch_divides_global_batch(config: Config) -> str | None:
+    """A step is a whole number of micro batches."""
+    micro, batch = config.train.micro_batch, config.train.global_batch
+    return (
+        f"train.global_batch={batch} is not divisible by train.micro_batch={micro}; change either"
+        if batch % micro
+        else None
+    )
+
+
+def schedule_fits_the_run(config: Config) -> str | None:
+    """The learning rate rises within the run and does not end above its peak."""
+    optimizer, steps = config.optimizer, config.train.steps
+    if optimizer.warmup_steps >= steps:
+        return f"optimizer.warmup_steps={optimizer.warmup_steps} must be below train.steps={steps}; change either"
+    if optimizer.min_lr > optimizer.lr:
+        return f"optimizer.min_lr={optimizer.min_lr} is above optimizer.lr={optimizer.lr}; lower it"
+    return None
+
+
+def world_size_fits_model_parallel(config: Config, world_size: int) -> str | None:
+    """Every process belongs to one tensor- and one pipeline-parallel group."""
+    tp, pp = config.parallel.tp, config.parallel.pp
+    if world_size % (tp * pp):
+        return (
+            f"{world_size} process(es) cannot be divided by parallel.tp={tp} x parallel.pp={pp}; "
+            f"start a multiple of {tp * pp} processes or change the layout"
+        )
+    return None
+
+
+def global_batch_fits_data_parallel(config: Config, world_size: int) -> str | None:
+    """Every data-parallel rank takes the same number of micro batches a step."""
+    dp = world_size // (config.parallel.tp * config.parallel.pp)
+    micro, batch = config.train.micro_batch, config.train.global_batch
+    if batch % (micro * dp):
+        return (
+            f"train.global_batch={batch} is not divisible by train.micro_batch={micro} x {dp} data-parallel ranks; "
+            f"use a multiple of {micro * dp} or change train.micro_batch"
+        )
+    return None
+
+
+def sequence_fits_shards(config: Config, manifest: Manifest) -> str | None:
+    """The model's sequence is the shards' or a whole fraction of it."""
+    sequence, stored = config.model.sequence_length, manifest.sequence_length
+    if sequence > stored:
+        return (
+            f"model.sequence_length={sequence} is longer than the shards' {stored} in {config.data.manifest}; "
+            f"lower it or build shards with --sequence-length {sequence}"
+        )
+    if stored % sequence:
+        return (
+            f"model.sequence_length={sequence} does not divide the shards' {stored} in {config.data.manifest}; "
+            f"use a divisor or build shards with --sequence-length {sequence}"
+        )
+    return None
+
+
+def vocabulary_fits_tokenizer(config: Config, manifest: Manifest) -> str | None:
+    """The embedding has a row for every piece of the tokenizer."""
+    vocab = config.model.vocab_size
+    if vocab is not None and vocab < manifest.vocab_size:
+        return (
+            f"model.vocab_size={vocab} is smaller than the tokenizer's {manifest.vocab_size} in "
+            f"{config.data.manifest}; raise it or leave it out"
+        )
+    return None
+
+
+ConfigRule = Callable[[Config], str | None]
+LayoutRule = Callable[[Config, int], str | None]
+DataRule = Callable[[Config, Manifest], str | None]
+
+CONFIG_RULES: Sequence[ConfigRule] = (
+    sizes_are_positive,
+    heads_divide_hidden_size,
+    query_groups_divide_heads,
+    heads_divide_over_tp,
+    ffn_divides_over_tp,
+    sequence_parallel_needs_tp,
+    layers_divide_over_pp,
+    scheme_is_known,
+    sphere_settings_make_sense,
+    micro_batch_divides_global_batch,
+    schedule_fits_the_run,
+)
+LAYOUT_RULES: Sequence[LayoutRule] = (world_size_fits_model_parallel, global_batch_fits_data_parallel)
+DATA_RULES: Sequence[DataRule] = (sequence_fits_shards, vocabulary_fits_tokenizer)
+
+
+def check_config(config: Config) -> None:
+    """Raise UserError with the first broken rule on the settings alone."""
+    _raise_first(rule(config) for rule in CONFIG_RULES)
+
+
+def check_layout(config: Config, world_size: int) -> None:
+    """Raise UserError with the first broken rule on the number of processes."""
+    _raise_first(rule(config, world_size) for rule in LAYOUT_RULES)
+
+
+def check_data(config: Config, manifest: Manifest) -> None:
+    """Raise UserError with the first broken rule on the data."""
+    _raise_first(rule(config, manifest) for rule in DATA_RULES)
+
+
+def _raise_first(messages: Iterable[str | None]) -> None:
+    for message in messages:
+        if message is not None:
+            raise UserError(message)

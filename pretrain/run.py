@@ -1,0 +1,132 @@
+"""Assemble a run from its configuration, train it, and take it down."""
+
+import dataclasses
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from pretrain import parallel
+from pretrain.checkpoint import saving, store
+from pretrain.checkpoint.callback import Saver, checkpoint_directory
+from pretrain.config import Config, dump_config
+from pretrain.data.batches import TrainingBatches, ValidationBatches
+from pretrain.data.manifest import Manifest, load_manifest
+from pretrain.data.order import SampleOrder
+from pretrain.data.reader import ShardReader
+from pretrain.engine import Engine
+from pretrain.errors import UserError
+from pretrain.evaluate import Validation
+from pretrain.launch import Launch
+from pretrain.loop import Callback, train
+from pretrain.monitor.metrics import Metrics
+from pretrain.monitor.tensorboard import Board
+from pretrain.parallel import Place
+from pretrain.resume import check_resume
+from pretrain.rules import check_config, check_data, check_layout
+from pretrain.state import TrainState
+
+
+@dataclass(frozen=True)
+class Start:
+    """What was found before anything was started: the data, and where the run goes on."""
+
+    manifest: Manifest
+    state: TrainState
+    checkpoint: Path | None
+    record: dict[str, Any]
+
+
+def run_training(config: Config, launch: Launch) -> None:
+    """The main job: everything is checked first, then process groups start.
+
+    Raises:
+        UserError: for whatever the user can mend.
+    """
+    check_config(config)
+    check_layout(config, launch.world_size)
+    with store.locked_run(config.run.dir) if launch.global_rank == 0 else nullcontext():
+        start = find_start(config)
+        if start.state.step >= config.train.steps:
+            if launch.global_rank == 0:
+                print(f"{start.checkpoint} has all of train.steps={config.train.steps}; raise train.steps to go on")
+            return
+        place = parallel.start(launch, config.parallel, config.train.seed)
+        train_from(config, start, place)
+        parallel.stop()
+
+
+def find_start(config: Config) -> Start:
+    """Read the manifest and the newest complete checkpoint, and check both against the settings."""
+    manifest = load_manifest(config.data.manifest)
+    check_data(config, manifest)
+    checkpoint = store.newest(checkpoint_directory(config))
+    if checkpoint is None:
+        return Start(manifest, TrainState(), None, {})
+    record = store.read_record(checkpoint)
+    check_resume(config, manifest, checkpoint, record)
+    return Start(manifest, TrainState(**record["state"]), checkpoint, record)
+
+
+def train_from(config: Config, start: Start, place: Place) -> None:
+    """Build the run's parts on running process groups and train to the end."""
+    manifest, state = start.manifest, start.state
+    _agree_on_step(state, place, config)
+    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or manifest.vocab_size)
+    reader = ShardReader(manifest, "train", model.sequence_length)
+    data = TrainingBatches(
+        reader,
+        SampleOrder(reader.shard_sizes, config.train.seed),
+        config.train.micro_batch,
+        config.train.global_batch,
+        place.dp_rank,
+        place.dp_size,
+    )
+    engine = Engine(config, model, manifest.token_counts.tolist(), place)
+    if start.checkpoint:
+        saving.load(engine, start.checkpoint, model.vocab_size or 0, start.record)
+    board = Board(config.run.dir / "tensorboard", state.step, place.global_rank)
+    saver = Saver(config, manifest, engine, model.vocab_size or 0)
+    callbacks: list[Callback] = [saver]
+    if config.validation.every:
+        held_out = ShardReader(manifest, "validation", model.sequence_length)
+        batches = ValidationBatches(
+            held_out, config.validation.samples, config.train.micro_batch, place.dp_rank, place.dp_size
+        ).fetch()
+        callbacks.insert(0, Validation(config, engine, board, batches))
+    _announce(config, start, engine, board)
+    train(config, state, engine, data, Metrics(config, engine, board), callbacks)
+    board.close()
+
+
+def _agree_on_step(state: TrainState, place: Place, config: Config) -> None:
+    """All ranks must have found the same checkpoint: a folder that is not shared would mix two runs."""
+    steps = torch.tensor([state.step, -state.step], device=place.device)
+    dist.all_reduce(steps, op=dist.ReduceOp.MAX)
+    highest, lowest = int(steps[0]), -int(steps[1])
+    if highest != lowest:
+        raise UserError(
+            f"run.dir={config.run.dir}: ranks found checkpoints of different steps ({lowest} and {highest}); "
+            f"put run.dir on a file system that all nodes share"
+        )
+
+
+def _announce(config: Config, start: Start, engine: Engine, board: Board) -> None:
+    """Say once what starts: parameters, layout, place of the run."""
+    place, parallelism = engine.place, config.parallel
+    parameters = engine.count_parameters()
+    board.text("run/config", f"```yaml\n{dump_config(config)}```", start.state.step)
+    if place.global_rank != 0:
+        return
+    (config.run.dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    print(
+        f"{config.model.residual.scheme}: {parameters / 1e6:.1f} M parameters, {config.train.precision}, "
+        f"tp {parallelism.tp} x pp {parallelism.pp} x dp {place.dp_size}, ZeRO-{config.zero.stage}, "
+        f"{'sequence parallel, ' if parallelism.sp else ''}on {place.device.type}\n"
+        f"run folder {config.run.dir}, "
+        + (f"resumed from {start.checkpoint}" if start.checkpoint else f"{config.train.steps} steps from scratch"),
+        flush=True,
+    )

@@ -1,0 +1,17 @@
+"""The learning rate as a function of the step alone, so a resumed run needs no schedule state."""
+
+import math
+
+from pretrain.config import OptimizerSettings
+
+
+def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
+    """Learning rate of the update that follows ``step`` completed steps.
+
+    Rises linearly to ``lr`` over the warmup, then falls along half a cosine to ``min_lr`` at the last update.
+    """
+    if step < settings.warmup_steps:
+        return settings.lr * (step + 1) / settings.warmup_steps
+    remaining = steps - 1 - settings.warmup_steps
+    progress = min(1.0, (step - settings.warmup_steps) / remaining) if remaining > 0 else 1.0
+    return settings.min_lr + (settings.lr - settings.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
