@@ -146,7 +146,7 @@ def read_json(path: Path, what: str) -> Any:
         raise UserError(f"{what} {path} does not exist") from None
     except OSError as error:
         raise UserError(f"{what} {path} cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{what} {path} is no JSON: {error}") from error
 
 

@@ -102,11 +102,9 @@ class _OpenShard:
 
     def _lay_out(self, path: Path, shard: Shard) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Per member: the number of rows up to its end, and the byte where row 0 would lie if the member held it."""
-        index = load_index(index_path(path))
-        if (index.tar_sha256, index.samples) != (shard.sha256, shard.samples):
-            raise UserError(
-                f"shard index {index_path(path)} belongs to another tar than the manifest's: build the shards anew"
-            )
+        index = load_index(index_path(path), shard.index_sha256)
+        if (index.sample_length, index.dtype, index.samples) != (self._row_tokens, self._dtype.str, shard.samples):
+            raise UserError(f"shard index {index_path(path)} contradicts the manifest: build the shards anew")
         samples = np.array([member.samples for member in index.members], dtype=np.int64)
         file_ends = np.array([member.offset + member.size for member in index.members], dtype=np.int64)
         ends = np.cumsum(samples)

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
+from pretrain.data.files import sha256_of_file
 from pretrain.data.manifest import FORMAT_VERSION, Dtype, describe_first_error, read_json
 from pretrain.errors import UserError
 
@@ -69,15 +70,15 @@ def index_path(tar: Path) -> Path:
     return tar.with_suffix(".idx.json")
 
 
-def load_index(path: Path) -> ShardIndex:
-    """Read and check a side index; UserError when it is absent, damaged or of another version."""
+def load_index(path: Path, sha256: str) -> ShardIndex:
+    """Read a side index that must have this sha256; UserError when it is absent, another one, or of another version."""
     content = read_json(path, "shard index")
+    if sha256_of_file(path) != sha256:
+        raise UserError(f"shard index {path} is not the one that the manifest describes: build the shards anew")
     try:
         index = TypeAdapter(ShardIndex).validate_python(content)
     except ValidationError as error:
         raise UserError(f"shard index {path} is damaged at {describe_first_error(error)}") from error
     if index.version != FORMAT_VERSION:
         raise UserError(f"shard index {path} has format version {index.version}, this program reads {FORMAT_VERSION}")
-    if sum(member.samples for member in index.members) != index.samples:
-        raise UserError(f"shard index {path} is damaged: its members do not add up to {index.samples} samples")
     return index

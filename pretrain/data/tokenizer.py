@@ -33,7 +33,7 @@ class Tokenizer:
     """
 
     def __init__(self, file: Path | str) -> None:
-        """Load a model; UserError when it is absent, is none, or has no end-of-sentence symbol to end documents with."""
+        """Load a model; UserError when it is absent, is none, or has no end-of-sentence symbol to end documents."""
         self.file = Path(file)
         if not self.file.is_file():
             raise UserError(f"tokenizer {self.file} does not exist")
@@ -54,9 +54,9 @@ class Tokenizer:
     def encode_documents(self, texts: Sequence[str], threads: int = 1) -> list[npt.NDArray[np.int32]]:
         """Tokens of each document with ``eod_id`` behind them, int32.
 
-        A long document is encoded in segments that end before a space or a newline. Where no piece can reach across such a
-        place (checked over the vocabulary), this gives the same ids with BPE, and with unigram the same up to the rounding
-        of sentencepiece's fp32 path scores, which in texts of a megabyte flips near ties. Otherwise it stays whole.
+        A long document is encoded in segments that end before a space or a newline, if no piece of the vocabulary can
+        reach across such a place; else it stays whole. With BPE this gives the ids of the whole text. With unigram it
+        does so up to the rounding of sentencepiece's fp32 path scores, which flips near ties in texts of a megabyte.
         """
         segments: list[str] = []
         counts: list[int] = []

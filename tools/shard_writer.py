@@ -1,0 +1,173 @@
+"""From token streams to tar shards with their side indices: one split of a data set."""
+
+import io
+import json
+import tarfile
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import webdataset as wds
+
+from pretrain.data.files import partial_path, publish, sha256_of_file, write_atomically
+from pretrain.data.manifest import FORMAT_VERSION, Dtype, Shard
+from pretrain.data.shard_index import Member, ShardIndex, index_path
+from pretrain.data.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardLayout:
+    """How samples are laid out in shards.
+
+    Attributes:
+        name: of the data set; shards are ``<name>-<split>-NNNNNN.tar``.
+        sequence_length: L; a sample has L + 1 tokens and begins with the last token of the one before.
+        samples_per_member: rows of one ``.npy`` file in a tar.
+        members_per_shard: of these files in one tar.
+    """
+
+    name: str
+    sequence_length: int
+    samples_per_member: int
+    members_per_shard: int
+
+
+class SplitWriter:
+    """Packs documents into samples without gaps and writes them out, a member at a time.
+
+    Attributes:
+        shards: those complete so far.
+        documents: received.
+        samples: written.
+        dropped_tokens: the tail that filled no sample; known after :meth:`finish`.
+        token_counts: int64 ``[vocab_size]`` over the written tokens; one shared by neighbouring samples counts once.
+    """
+
+    def __init__(self, directory: Path, split: str, layout: ShardLayout, tokenizer: Tokenizer) -> None:
+        self.shards: list[Shard] = []
+        self.documents = 0
+        self.samples = 0
+        self.dropped_tokens = 0
+        self.token_counts = np.zeros(tokenizer.vocab_size, dtype=np.int64)
+        self.dtype: Dtype = dtype_of(tokenizer.vocab_size)
+        self._directory = directory
+        self._stem = f"{layout.name}-{split}"
+        self._layout = layout
+        self._tokenizer = tokenizer
+        self._pending: list[npt.NDArray[np.int32]] = []
+        self._pending_tokens = 0
+        self._tar: _TarFile | None = None
+
+    def add_document(self, tokens: npt.NDArray[np.int32]) -> None:
+        """Append the tokens of a document, its end-of-document token included."""
+        self.documents += 1
+        self._pending.append(tokens)
+        self._pending_tokens += len(tokens)
+        while self._pending_tokens > self._layout.samples_per_member * self._layout.sequence_length:
+            self._write_member(self._layout.samples_per_member)
+
+    def finish(self) -> None:
+        """Write what still fills samples, count the rest as dropped, and complete the last shard."""
+        rows = max(0, self._pending_tokens - 1) // self._layout.sequence_length
+        if rows:
+            self._write_member(rows)
+        # The first pending token is the last one of the last sample, if there is one.
+        self.dropped_tokens = self._pending_tokens - min(1, self.samples)
+        if self._tar is not None:
+            self._complete_shard(self._tar)
+
+    def discard(self) -> None:
+        """Remove everything this writer has written."""
+        if self._tar is not None:
+            self._tar.close()
+            partial_path(self._tar.path).unlink()
+        for shard in self.shards:
+            (self._directory / shard.file).unlink()
+            index_path(self._directory / shard.file).unlink()
+
+    @property
+    def tokens(self) -> int:
+        """Tokens written, each counted once."""
+        return int(self.token_counts.sum())
+
+    def _write_member(self, rows: int) -> None:
+        length = self._layout.sequence_length
+        stream = np.concatenate(self._pending) if len(self._pending) > 1 else self._pending[0]
+        used = stream[: rows * length + 1]
+        fresh = used[1:] if self.samples else used
+        self.token_counts += np.bincount(fresh, minlength=len(self.token_counts))
+        if self._tar is None:
+            self._tar = _TarFile(self._directory / f"{self._stem}-{len(self.shards):06d}.tar")
+        block = np.lib.stride_tricks.sliding_window_view(used, length + 1)[::length]
+        self._tar.write(np.ascontiguousarray(block, dtype=self.dtype))
+        self.samples += rows
+        self._pending = [stream[rows * length :]]
+        self._pending_tokens = len(self._pending[0])
+        if len(self._tar.written) == self._layout.members_per_shard:
+            self._complete_shard(self._tar)
+
+    def _complete_shard(self, tar: "_TarFile") -> None:
+        members = tar.complete()
+        index = ShardIndex(
+            version=FORMAT_VERSION,
+            tar=tar.path.name,
+            tar_bytes=tar.path.stat().st_size,
+            tar_sha256=sha256_of_file(tar.path),
+            tokenizer_sha256=self._tokenizer.sha256,
+            eod_id=self._tokenizer.eod_id,
+            dtype=self.dtype,
+            sample_length=self._layout.sequence_length + 1,
+            samples=sum(member.samples for member in members),
+            members=members,
+        )
+        index_file = index_path(tar.path)
+        write_atomically(index_file, (json.dumps(asdict(index), indent=1) + "\n").encode("ascii"))
+        self.shards.append(
+            Shard(
+                file=tar.path.name,
+                samples=index.samples,
+                bytes=index.tar_bytes,
+                sha256=index.tar_sha256,
+                index_sha256=sha256_of_file(index_file),
+            )
+        )
+        self._tar = None
+
+
+class _TarFile:
+    """One tar while it is written; its bytes depend on its name and the samples alone."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.written: list[tuple[int, int]] = []  # rows and crc32 of each member
+        self._file = partial_path(path).open("wb")
+        self._tar = wds.TarWriter(self._file, encoder=False, mtime=0, user="", group="")
+
+    def write(self, block: npt.NDArray[np.unsignedinteger]) -> None:
+        """Add a member with these samples, one a row."""
+        content = io.BytesIO()
+        np.lib.format.write_array(content, block, version=(1, 0), allow_pickle=False)
+        key = f"{self.path.stem}-{len(self.written):06d}"
+        self._tar.write({"__key__": key, "tokens.npy": content.getvalue()})
+        self.written.append((len(block), zlib.crc32(content.getbuffer())))
+
+    def close(self) -> None:
+        self._tar.close()
+        self._file.close()
+
+    def complete(self) -> tuple[Member, ...]:
+        """Close the tar, give it its name, and say where its members lie."""
+        self.close()
+        publish(self.path)
+        with tarfile.open(self.path, "r:") as tar:
+            return tuple(
+                Member(name=entry.name, offset=entry.offset_data, size=entry.size, samples=rows, crc32=crc32)
+                for entry, (rows, crc32) in zip(tar, self.written, strict=True)
+            )
+
+
+def dtype_of(vocab_size: int) -> Dtype:
+    """The smallest stored type that holds every token of a vocabulary."""
+    return "<u2" if vocab_size <= 1 << 16 else "<u4"
