@@ -1,0 +1,70 @@
+"""A small model and its batch, shared by the tests."""
+
+import math
+from typing import Any
+
+import torch
+from megatron.core.transformer.transformer_config import TransformerConfig
+from torch import Tensor, nn
+
+from megatron_ext import ModelSettings, ParallelSettings, ResidualSettings, build_model
+from megatron_ext.model import transformer_config
+
+VOCAB_SIZE = 200
+SEQUENCE = 24
+BATCH = 2
+
+
+def settings(scheme: str = "geonorm", residual: dict[str, Any] | None = None, **changes: Any) -> ModelSettings:
+    """Grouped queries, a vocabulary that needs padding, and weights large enough for large angles."""
+    values = {
+        "num_layers": 4,
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_query_groups": 2,
+        "ffn_hidden_size": 48,
+        "sequence_length": SEQUENCE,
+        "vocab_size": VOCAB_SIZE,
+        "init_std": 0.3,
+        "residual": ResidualSettings(scheme=scheme, **(residual or {})),
+    }
+    return ModelSettings(**values | changes)
+
+
+def config(model: ModelSettings, dtype: torch.dtype = torch.float32) -> TransformerConfig:
+    return transformer_config(model, ParallelSettings(), dtype)
+
+
+def token_counts(vocab_size: int = VOCAB_SIZE) -> list[int]:
+    return [10_000 // (i + 1) for i in range(vocab_size)]
+
+
+def build(
+    model: ModelSettings,
+    parallel: ParallelSettings | None = None,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    seed: int = 5,
+) -> Any:
+    counts = token_counts(model.vocab_size or 0)
+    stage = build_model(
+        model, parallel or ParallelSettings(), dtype=dtype, device=device, seed=seed, token_counts=counts
+    )
+    perturb(stage) if device != "meta" else None
+    return stage
+
+
+def perturb(stage: nn.Module) -> None:
+    """Move gains and biases off their trivial start, the same way in every layout."""
+    with torch.no_grad():
+        for parameter in stage.parameters():
+            if parameter.dim() == 1 and not getattr(parameter, "tensor_model_parallel", False):
+                parameter += 0.3 * torch.sin(torch.arange(len(parameter), dtype=parameter.dtype))
+
+
+def batch(vocab_size: int = VOCAB_SIZE) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """tokens, labels, position_ids [batch, sequence], and a very uneven weight of each token's loss."""
+    generator = torch.Generator().manual_seed(11)
+    drawn = torch.randint(0, vocab_size, (BATCH, SEQUENCE + 1), generator=generator)
+    weights = torch.rand(BATCH, SEQUENCE, generator=generator) ** math.e
+    return drawn[:, :-1], drawn[:, 1:], torch.arange(SEQUENCE).expand(BATCH, SEQUENCE), weights

@@ -1,0 +1,174 @@
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from megatron_ext import ModelSettings, ParallelSettings
+from megatron_ext.initialize import global_names
+from megatron_ext.model import build_model
+from tests.megatron_ext import reference, small
+
+pytestmark = pytest.mark.usefixtures("single_process")
+
+VARIANTS = {
+    "plain": small.settings(),
+    "gelu, layernorm, tied, learned bias": small.settings(
+        activation="gelu", normalization="layernorm", tie_embeddings=True, output_bias="learned"
+    ),
+    "sublayer index, sqrt, free angle, no bias": small.settings(
+        residual={"decay": "sqrt", "step_index": "sublayer", "clamp": "none", "alpha": 1.7}, output_bias="none"
+    ),
+    "every step clamped, own radius": small.settings(residual={"decay": "none", "clamp": 0.05, "radius": 3.0}),
+    "linear, one query group per head": small.settings(residual={"decay": "linear"}, num_query_groups=None),
+    "recomputed": small.settings(recompute="full"),
+    "pre_norm": small.settings("pre_norm"),
+    "pre_norm, gelu, layernorm, tied": small.settings(
+        "pre_norm", activation="gelu", normalization="layernorm", tie_embeddings=True
+    ),
+}
+
+
+def reference_pass(model: ModelSettings, names: dict[str, Tensor]) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Logits, loss and gradients in fp64."""
+    weights = {name: value.detach().double().requires_grad_() for name, value in names.items()}
+    tokens, labels, _, loss_weights = small.batch()
+    logits = reference.gpt(weights, tokens, model)
+    loss = reference.weighted_loss(logits, labels, loss_weights.double())
+    loss.backward()
+    return logits.detach(), loss.detach(), {name: value.grad for name, value in weights.items()}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_equals_a_plain_fp64_gpt_in_outputs_and_every_gradient(name):
+    model = VARIANTS[name]
+    stage = small.build(model, dtype=torch.float64)
+    tokens, labels, positions, loss_weights = small.batch()
+    logits = stage(tokens, positions, None)[..., : model.vocab_size]
+    reference.weighted_loss(logits, labels, loss_weights.double()).backward()
+
+    parameters = global_names(stage)
+    expected_logits, _, expected = reference_pass(model, parameters)
+    torch.testing.assert_close(logits, expected_logits, rtol=1e-11, atol=1e-11)
+    assert parameters.keys() == expected.keys()
+    for key, parameter in parameters.items():
+        error = (parameter.grad - expected[key]).norm() / expected[key].norm()
+        assert error < 1e-11, (key, error)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_training_loss_in_fp32_equals_the_fp64_reference(name):
+    model = VARIANTS[name]
+    stage = small.build(model)
+    tokens, labels, positions, loss_weights = small.batch()
+    losses = stage(tokens, positions, None, labels=labels)
+    assert losses.shape == labels.shape
+    assert losses.dtype == torch.float32
+    loss = (losses * loss_weights).sum()
+    loss.backward()
+
+    parameters = global_names(stage)
+    _, expected_loss, expected = reference_pass(model, parameters)
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=2e-6)
+    for key, parameter in parameters.items():
+        error = (parameter.grad - expected[key]).norm() / expected[key].norm()
+        assert error < 2e-5, (key, error)
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "pre_norm"])
+def test_bf16_is_near_the_fp64_reference(scheme):
+    model = small.settings(scheme, init_std=0.1)
+    stage = small.build(model, dtype=torch.bfloat16)
+    assert all(parameter.dtype == torch.bfloat16 for parameter in stage.parameters())
+    tokens, labels, positions, loss_weights = small.batch()
+    losses = stage(tokens, positions, None, labels=labels)
+    assert losses.dtype == torch.float32
+    loss = (losses * loss_weights).sum()
+    loss.backward()
+    _, expected_loss, expected = reference_pass(model, global_names(stage))
+    assert loss.item() == pytest.approx(expected_loss.item(), rel=1e-2)
+    for key, parameter in global_names(stage).items():
+        cosine = torch.nn.functional.cosine_similarity(parameter.grad.double().flatten(), expected[key].flatten(), 0)
+        assert cosine > 0.99, (key, cosine)
+
+
+def test_the_states_stay_on_the_sphere():
+    stage = small.build(small.settings())
+    seen: list[Tensor] = []
+    for layer in stage.decoder.layers:
+        layer.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
+    tokens, _, positions, _ = small.batch()
+    stage(tokens, positions, None)
+    assert len(seen) == 4
+    for state in seen:
+        torch.testing.assert_close(state.norm(dim=-1), torch.full(state.shape[:2], math.sqrt(32)))
+
+
+def test_recomputation_changes_no_gradient_and_forgets_the_activations():
+    gradients, saved = [], []
+    for recompute in ("none", "full"):
+        stage = small.build(small.settings(recompute=recompute))
+        tokens, labels, positions, loss_weights = small.batch()
+        count = [0]
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda x, count=count: (count.append(x.numel()), x)[1], lambda x: x
+        ):
+            losses = stage(tokens, positions, None, labels=labels)
+        saved.append(sum(count))
+        (losses * loss_weights).sum().backward()
+        gradients.append({name: parameter.grad for name, parameter in global_names(stage).items()})
+    assert saved[1] < saved[0] / 2
+    for name, gradient in gradients[0].items():
+        assert torch.equal(gradient, gradients[1][name]), name
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_built_on_meta_it_has_the_same_parameters(tied):
+    model = small.settings(tie_embeddings=tied)
+    parallel = ParallelSettings()
+    real, shapes = small.build(model), small.build(model, device="meta")
+    assert all(parameter.is_meta for parameter in shapes.parameters())
+    assert {n: (p.shape, p.dtype) for n, p in real.named_parameters()} == {
+        n: (p.shape, p.dtype) for n, p in shapes.named_parameters()
+    }
+    without_counts = build_model(model, parallel, dtype=torch.bfloat16, device="meta", seed=0, token_counts=None)
+    assert without_counts.config.bf16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocab_size": None}, "model.vocab_size is not set"),
+        ({"hidden_size": 30}, "model.hidden_size is 30; it must be a multiple of model.num_attention_heads"),
+        ({"num_query_groups": 3}, "model.num_attention_heads is 4; it must be a multiple of model.num_query_groups"),
+        ({"scheme": "nonsense"}, "unknown residual scheme 'nonsense'; known: geonorm, pre_norm"),
+    ],
+)
+def test_refusals_name_what_to_change(changes, message):
+    with pytest.raises(ValueError, match=message):
+        build_model(
+            small.settings(**changes), ParallelSettings(), dtype=torch.float32, device="cpu", seed=0, token_counts=[1]
+        )
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        (ParallelSettings(tp=4), "model.num_query_groups is 2; it must be a multiple of parallel.tp, which is 4"),
+        (ParallelSettings(pp=3), "model.num_layers is 4; it must be a multiple of parallel.pp, which is 3"),
+    ],
+)
+def test_refusals_of_layouts(parallel, message):
+    with pytest.raises(ValueError, match=message):
+        build_model(small.settings(), parallel, dtype=torch.float32, device="meta", seed=0, token_counts=None)
+
+
+def test_unigram_bias_without_counts_is_refused():
+    with pytest.raises(ValueError, match="give token_counts, or choose 'learned' or 'none'"):
+        build_model(small.settings(), ParallelSettings(), dtype=torch.float32, device="cpu", seed=0, token_counts=None)
+
+
+def test_the_loss_is_per_token_in_the_config():
+    config = small.config(small.settings())
+    assert config.calculate_per_token_loss
+    assert (config.hidden_dropout, config.attention_dropout, config.add_bias_linear) == (0.0, 0.0, False)
