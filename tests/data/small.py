@@ -1,0 +1,47 @@
+"""A small data set of real text, built by the tools themselves."""
+
+import json
+from pathlib import Path
+from pydoc_data.topics import topics
+
+from pretrain.data.manifest import Manifest
+from tools.shard_writer import ShardLayout
+from tools.shards import build
+from tools.tokenizer import train
+
+SEQUENCE_LENGTH = 32
+
+ODD_TEXTS = [
+    "two  spaces,\n\n\tnewlines and tabs \r\n",
+    "emoji 😀👩‍👩‍👧 and 中文, \u200b\ufeff",
+    "a literal <|endoftext|> and <0x41> and <unk>",
+    "   leading\nand trailing   \n",
+]
+
+
+def write_documents(path: Path, texts: list[str]) -> Path:
+    """A .jsonl of these texts."""
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts), encoding="utf-8")
+    return path
+
+
+def real_texts(count: int) -> list[str]:
+    """Documentation topics of Python."""
+    return [topics[name] for name in sorted(topics)[:count]]
+
+
+def layout(name: str = "small", samples_per_member: int = 8, members_per_shard: int = 6) -> ShardLayout:
+    """Many members and shards from little text, the last ones incomplete."""
+    return ShardLayout(
+        name=name,
+        sequence_length=SEQUENCE_LENGTH,
+        samples_per_member=samples_per_member,
+        members_per_shard=members_per_shard,
+    )
+
+
+def build_small(folder: Path) -> Manifest:
+    """Documents, a tokenizer and shards under a folder."""
+    documents = write_documents(folder / "documents.jsonl", real_texts(24) + ODD_TEXTS)
+    train([documents], 600, folder / "tokenizer.model", "bpe", 10_000_000, threads=1)
+    return build([documents], folder / "tokenizer.model", folder / "shards", layout(), 0.2, threads=1, force=False)
