@@ -1,4 +1,5 @@
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -40,7 +41,7 @@ def reference_pass(model: ModelSettings, names: dict[str, Tensor]) -> tuple[Tens
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_equals_a_plain_fp64_gpt_in_outputs_and_every_gradient(name):
+def test_equals_a_plain_fp64_gpt_in_outputs_and_every_gradient(name: str) -> None:
     model = VARIANTS[name]
     stage = small.build(model, dtype=torch.float64)
     tokens, labels, positions, loss_weights = small.batch()
@@ -57,7 +58,7 @@ def test_equals_a_plain_fp64_gpt_in_outputs_and_every_gradient(name):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_the_training_loss_in_fp32_equals_the_fp64_reference(name):
+def test_the_training_loss_in_fp32_equals_the_fp64_reference(name: str) -> None:
     model = VARIANTS[name]
     stage = small.build(model)
     tokens, labels, positions, loss_weights = small.batch()
@@ -76,7 +77,7 @@ def test_the_training_loss_in_fp32_equals_the_fp64_reference(name):
 
 
 @pytest.mark.parametrize("scheme", ["geonorm", "pre_norm"])
-def test_bf16_is_near_the_fp64_reference(scheme):
+def test_bf16_is_near_the_fp64_reference(scheme: str) -> None:
     model = small.settings(scheme, init_std=0.1)
     stage = small.build(model, dtype=torch.bfloat16)
     assert all(parameter.dtype == torch.bfloat16 for parameter in stage.parameters())
@@ -92,7 +93,7 @@ def test_bf16_is_near_the_fp64_reference(scheme):
         assert cosine > 0.99, (key, cosine)
 
 
-def test_the_states_stay_on_the_sphere():
+def test_the_states_stay_on_the_sphere() -> None:
     stage = small.build(small.settings())
     seen: list[Tensor] = []
     for layer in stage.decoder.layers:
@@ -104,7 +105,7 @@ def test_the_states_stay_on_the_sphere():
         torch.testing.assert_close(state.norm(dim=-1), torch.full(state.shape[:2], math.sqrt(32)))
 
 
-def test_recomputation_changes_no_gradient_and_forgets_the_activations():
+def test_recomputation_changes_no_gradient_and_forgets_the_activations() -> None:
     gradients, saved = [], []
     for recompute in ("none", "full"):
         stage = small.build(small.settings(recompute=recompute))
@@ -123,7 +124,7 @@ def test_recomputation_changes_no_gradient_and_forgets_the_activations():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_built_on_meta_it_has_the_same_parameters(tied):
+def test_built_on_meta_it_has_the_same_parameters(tied: bool) -> None:
     model = small.settings(tie_embeddings=tied)
     parallel = ParallelSettings()
     real, shapes = small.build(model), small.build(model, device="meta")
@@ -144,7 +145,7 @@ def test_built_on_meta_it_has_the_same_parameters(tied):
         ({"scheme": "nonsense"}, "unknown residual scheme 'nonsense'; known: geonorm, pre_norm"),
     ],
 )
-def test_refusals_name_what_to_change(changes, message):
+def test_refusals_name_what_to_change(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(
             small.settings(**changes), ParallelSettings(), dtype=torch.float32, device="cpu", seed=0, token_counts=[1]
@@ -158,17 +159,17 @@ def test_refusals_name_what_to_change(changes, message):
         (ParallelSettings(pp=3), "model.num_layers is 4; it must be a multiple of parallel.pp, which is 3"),
     ],
 )
-def test_refusals_of_layouts(parallel, message):
+def test_refusals_of_layouts(parallel: ParallelSettings, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_model(small.settings(), parallel, dtype=torch.float32, device="meta", seed=0, token_counts=None)
 
 
-def test_unigram_bias_without_counts_is_refused():
+def test_unigram_bias_without_counts_is_refused() -> None:
     with pytest.raises(ValueError, match="give token_counts, or choose 'learned' or 'none'"):
         build_model(small.settings(), ParallelSettings(), dtype=torch.float32, device="cpu", seed=0, token_counts=None)
 
 
-def test_the_loss_is_per_token_in_the_config():
+def test_the_loss_is_per_token_in_the_config() -> None:
     config = small.config(small.settings())
     assert config.calculate_per_token_loss
     assert (config.hidden_dropout, config.attention_dropout, config.add_bias_linear) == (0.0, 0.0, False)
