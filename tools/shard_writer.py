@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import webdataset as wds
 
 from pretrain.data.files import partial_path, publish, sha256_of_file, write_atomically
 from pretrain.data.manifest import FORMAT_VERSION, Dtype, Shard
@@ -143,7 +142,10 @@ class _TarFile:
         self.path = path
         self.written: list[tuple[int, int]] = []  # rows and crc32 of each member
         self._file = partial_path(path).open("wb")
-        self._tar = wds.TarWriter(self._file, encoder=False, mtime=0, user="", group="")
+        # Here, not above: it imports torch, seconds that a refusal or a check of shards need not wait for.
+        from webdataset import TarWriter
+
+        self._tar = TarWriter(self._file, encoder=False, mtime=0, user="", group="")
 
     def write(self, block: npt.NDArray[np.unsignedinteger]) -> None:
         """Add a member with these samples, one a row."""

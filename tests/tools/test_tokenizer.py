@@ -1,0 +1,133 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from pretrain.data.tokenizer import Tokenizer
+from pretrain.errors import UserError
+from tests.data.small import ODD_TEXTS, real_texts, write_documents
+from tools.documents import VALIDATION_FRACTION, Document, is_validation
+from tools.tokenizer import EOD_PIECE, MAX_LINE_BYTES, Sample, main, training_lines
+
+
+def train(documents: Path, out: Path, *more: str) -> Tokenizer:
+    main(["train", "--input", str(documents), "--vocab-size", "500", "--out", str(out), *more])
+    return Tokenizer(out)
+
+
+@pytest.mark.parametrize("model_type", ["bpe", "unigram"])
+def test_a_trained_model_loses_nothing(tmp_path: Path, model_type: str, capsys: pytest.CaptureFixture[str]) -> None:
+    documents = write_documents(tmp_path / "documents.jsonl", real_texts(40))
+    tokenizer = train(documents, tmp_path / "tokenizer.model", "--type", model_type, "--threads", "1")
+    texts = [*real_texts(60), *ODD_TEXTS, EOD_PIECE, f"a{EOD_PIECE}b", "\x00\x01", "\n\n \n", "x" * 10_000]
+    for text, tokens in zip(texts, tokenizer.encode_documents(texts), strict=True):
+        assert tokenizer.decode(tokens) == text
+        assert tokenizer.eod_id not in tokens[:-1].tolist()
+    assert tokenizer.processor.id_to_piece(tokenizer.eod_id) == EOD_PIECE
+    assert tokenizer.processor.is_control(tokenizer.eod_id)
+    out = capsys.readouterr().out.splitlines()
+    assert out[1] == f"{tokenizer.file}: {tokenizer.vocab_size} pieces (500 asked for), sha256 {tokenizer.sha256}"
+    assert out[2].startswith("round trip: 0 failures in ")
+
+
+def test_training_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    documents = write_documents(tmp_path / "documents.jsonl", real_texts(40))
+    for model_type in ("bpe", "unigram"):
+        first = train(documents, tmp_path / "first.model", "--type", model_type, "--threads", "2")
+        second = train(documents, tmp_path / "second.model", "--type", model_type, "--threads", "2")
+        assert first.sha256 == second.sha256
+
+
+def test_the_real_size_is_told_when_text_gives_fewer_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = train(write_documents(tmp_path / "few.jsonl", ["abc abc"]), tmp_path / "few.model")
+    assert 259 < tokenizer.vocab_size < 300
+    out = capsys.readouterr().out.splitlines()
+    assert out[1].startswith(f"{tmp_path}/few.model: {tokenizer.vocab_size} pieces (500 asked for)")
+    assert out[2].startswith("round trip: 0 failures in 1 training documents, ")
+
+
+def test_a_document_that_does_not_come_back_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held_out = next(text for text in (f"{number} \u2581" for number in range(1000)) if is_held_out(text))
+    documents = write_documents(tmp_path / "documents.jsonl", [*real_texts(20), held_out])
+    train(documents, tmp_path / "tokenizer.model")
+    out = capsys.readouterr().out.splitlines()
+    assert out[2] == f"round trip fails: {documents}:21 (it has U+2581, which decodes to a space)"
+    assert out[3].startswith("round trip: 1 failures in ")
+
+
+def is_held_out(text: str) -> bool:
+    return is_validation(text, VALIDATION_FRACTION)
+
+
+def test_long_lines_are_split_and_learned_from(tmp_path: Path) -> None:
+    for text in ("ab" * 10_000, "ü" * 5000, "😀" * 3000, "x\n" + "y" * MAX_LINE_BYTES + "\n" + "z" * 4193):
+        lines = list(training_lines(text))
+        assert "".join(lines) == text.replace("\n", "")
+        assert max(len(line.encode()) for line in lines) <= MAX_LINE_BYTES
+    text = " ".join(["zyxwvut"] * 3000)
+    assert not is_held_out(text)
+    tokenizer = train(write_documents(tmp_path / "long.jsonl", [text]), tmp_path / "long.model")
+    assert tokenizer.processor.piece_to_id("\u2581zyxwvut") != tokenizer.processor.unk_id()
+
+
+def test_a_sample_is_spread_over_the_documents_and_spares_the_held_out() -> None:
+    texts = [f"document {number}" for number in range(5000)]
+    sample = Sample(fraction=0.25)
+    trained = list(sample.lines(iter([Document(text, "") for text in texts])))
+    held_out = [document.text for document in sample.held_out]
+    assert held_out == [text for text in texts if is_held_out(text)]
+    assert 50 < len(held_out) < 150
+    assert not set(trained) & set(held_out)
+    assert sample.documents == len(trained)
+    assert sample.size == sum(len(text) for text in trained)
+    assert 1000 < len(trained) < 1450
+    assert all(100 < sum(text in set(trained) for text in texts[k : k + 1000]) < 400 for k in range(0, 5000, 1000))
+
+
+def test_inspect_shows_the_model_and_the_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokenizer = train(write_documents(tmp_path / "d.jsonl", real_texts(20)), tmp_path / "t.model")
+    capsys.readouterr()
+    main(["inspect", str(tokenizer.file), "--text", "the\n<|endoftext|>"])
+    out = capsys.readouterr().out.splitlines()
+    assert out[:4] == [
+        f"{tokenizer.file}: 500 pieces, sha256 {tokenizer.sha256}",
+        f"end of document: id {tokenizer.eod_id}, '<|endoftext|>'",
+        "control: 1 ('<|endoftext|>')",
+        "byte: 256 ('<0x00>', '<0x01>', '<0x02>', '<0x03>', ...)",
+    ]
+    tokens = tokenizer.processor.encode("the\n<|endoftext|>")
+    shown = [line.split(maxsplit=1) for line in out[6:-1]]
+    assert [(int(token), piece) for token, piece in shown] == [
+        (token, repr(tokenizer.processor.id_to_piece(token))) for token in tokens
+    ]
+    assert out[-1] == f"{len(tokens)} tokens, 17 bytes, round trip the same"
+
+
+@pytest.mark.parametrize(
+    ("texts", "arguments", "message"),
+    [
+        (["some text, and more"], ["--vocab-size", "100"], "a vocabulary of 100 is too small for this text: raise "),
+        ([], [], "no text to train on: give more documents or raise --sample-bytes"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path: Path, texts: list[str], arguments: list[str], message: str) -> None:
+    documents = write_documents(tmp_path / "documents.jsonl", texts)
+    with pytest.raises(UserError) as error:
+        train(documents, tmp_path / "t.model", *arguments)
+    assert str(error.value).startswith(message)
+    assert not (tmp_path / "t.model").exists()
+
+
+def test_the_size_that_the_refusal_names_is_enough(tmp_path: Path) -> None:
+    documents = write_documents(tmp_path / "documents.jsonl", real_texts(3))
+    with pytest.raises(UserError) as error:
+        train(documents, tmp_path / "t.model", "--vocab-size", "100")
+    needed = str(error.value).removesuffix(" or more").rpartition(" ")[2]
+    assert train(documents, tmp_path / "t.model", "--vocab-size", needed).vocab_size == int(needed)
+
+
+def test_skipped_lines_are_listed_beside_the_model(tmp_path: Path) -> None:
+    documents = tmp_path / "documents.jsonl"
+    documents.write_text(json.dumps({"text": real_texts(1)[0]}) + "\nbroken\n")
+    train(documents, tmp_path / "t.model")
+    assert (tmp_path / "t.skipped.txt").read_text() == f"{documents}:2: broken JSON\n"
