@@ -3,8 +3,12 @@
 Nothing of DeepSpeed is replaced here; its internals are read and called where its public interface ends.
 """
 
+import contextlib
+import io
 import logging
 import os
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -15,26 +19,47 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 import deepspeed
 from deepspeed.utils import logger as deepspeed_logger
 
+from pretrain.config import OptimizerSettings
+
 deepspeed_logger.setLevel(logging.WARNING)
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hold back what DeepSpeed prints unasked (memory use, compiled extensions); it is shown if something fails."""
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(said):
+            yield
+    except BaseException:
+        sys.stderr.write(said.getvalue())
+        raise
+
+
 def initialize_communication(backend: str) -> None:
     """Hand the running process group to DeepSpeed's communication layer."""
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, dist_init_required=False)
+    with _quiet():
+        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, dist_init_required=False)
 
 
-def initialize_zero(
-    module: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    mpu: Any,
-    batch: int,
-    dp_size: int,
-    bf16: bool,
-    clip: float,
-) -> Any:
-    """A DeepSpeed engine that owns gradient reduction, the clip and the ZeRO-1 step of ``module``.
+class _SameGroups(torch.nn.Module):
+    """A pipeline stage plus one idle element, which joins the parameters that are not decayed.
+
+    DeepSpeed drops a parameter group that is empty and reduces the gradient norm group by group over all stages. A
+    stage of sphere layers has no norm and no bias, so without the idle element its ranks would wait for ever.
+    """
+
+    def __init__(self, stage: torch.nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+        device = next(stage.parameters()).device
+        self.idle = torch.nn.Parameter(torch.zeros(1, dtype=next(stage.parameters()).dtype, device=device))
+
+
+def initialize_zero(stage: torch.nn.Module, settings: OptimizerSettings, mpu: Any, batch: int, bf16: bool) -> Any:
+    """A DeepSpeed engine that owns gradient reduction, the clip and the ZeRO-1 AdamW step of a pipeline stage.
 
     Megatron's schedule accumulates the micro batches, so DeepSpeed sees one accumulation step. In bf16 the gradients
     accumulate in fp32 as soon as each micro batch produced them (``immediate_grad_update``): without it they would
@@ -43,23 +68,40 @@ def initialize_zero(
     Args:
         batch: samples per data-parallel rank and step; DeepSpeed only checks that the numbers agree.
     """
-    settings: dict[str, Any] = {
+    module = _SameGroups(stage)
+    description: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": batch,
         "gradient_accumulation_steps": 1,
-        "train_batch_size": batch * dp_size,
-        "gradient_clipping": clip,
+        "train_batch_size": batch * mpu.get_data_parallel_world_size(),
+        "gradient_clipping": settings.clip,
         "zero_optimization": {"stage": 1, "overlap_comm": False, "contiguous_gradients": True},
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
         "steps_per_print": None,
     }
     if bf16:
-        settings["bf16"] = {"enabled": True, "immediate_grad_update": True}
-        settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    engine, *_ = deepspeed.initialize(
-        model=module, optimizer=optimizer, mpu=mpu, config=settings, dist_init_required=False
-    )
+        description["bf16"] = {"enabled": True, "immediate_grad_update": True}
+        description["data_types"] = {"grad_accum_dtype": "fp32"}
+    with _quiet():
+        engine, *_ = deepspeed.initialize(
+            model=module, optimizer=_adamw(module, settings), mpu=mpu, config=description, dist_init_required=False
+        )
     return engine
+
+
+def _adamw(module: torch.nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
+    """AdamW that decays matrices and nothing else: no norm, bias or step size."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return torch.optim.AdamW(
+        [
+            {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
+            {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        ],
+        lr=settings.lr,
+        betas=(settings.beta1, settings.beta2),
+        eps=settings.epsilon,
+        fused=True,
+    )
 
 
 def finish_backward(engine: Any) -> None:

@@ -14,7 +14,7 @@ from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from megatron_ext import ModelSettings, build_model
-from pretrain.config import Config, OptimizerSettings
+from pretrain.config import Config
 from pretrain.data.batch import MicroBatch
 from pretrain.deepspeed_compat import (
     accumulated_gradient,
@@ -52,12 +52,10 @@ class Engine:
                 parameter.ds_pipe_replicated = True  # type: ignore[attr-defined] # counted once in the norm
         self.deepspeed = initialize_zero(
             self.module,
-            adamw(self.module, config.optimizer),
+            config.optimizer,
             DeepSpeedMpu(),
             batch=config.train.global_batch // place.dp_size,
-            dp_size=place.dp_size,
             bf16=bf16,
-            clip=config.optimizer.clip,
         )
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
@@ -167,22 +165,6 @@ class Engine:
         ):
             tied = self.module.shared_embedding_or_output_weight()  # type: ignore[operator]
             _all_reduce_gradient(tied, parallel_state.get_embedding_group())
-
-
-def adamw(module: torch.nn.Module, settings: OptimizerSettings) -> torch.optim.AdamW:
-    """AdamW that decays matrices and nothing else: no norm, bias or step size."""
-    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": settings.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=settings.lr,
-        betas=(settings.beta1, settings.beta2),
-        eps=settings.epsilon,
-        fused=True,
-    )
 
 
 def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, Any]:
