@@ -6,9 +6,11 @@
 import argparse
 import json
 import os
+import re
 import sysconfig
 from collections.abc import Iterator
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 from pretrain.data.files import partial_path, publish
@@ -18,6 +20,8 @@ from tools.documents import Document, Skipped, make_folder, read_jsonl_file, rea
 
 DOCUMENTS_NAME = "documents.jsonl"
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py"})
+
+_PARAGRAPH_END = re.compile(r"(?:(?<=\n\n)|(?<=\n\r\n))(?![\r\n])")
 
 # Installed packages are not the standard library's; tests are the least like written text.
 _FOLDERS_LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
@@ -53,6 +57,24 @@ def documents_of(paths: list[Path], skipped: Skipped) -> Iterator[Document]:
                 skipped.add(str(file), "not a text file type")
 
 
+def cut_document(document: Document, max_bytes: int) -> Iterator[Document]:
+    """Parts of at most ``max_bytes`` bytes that end with a paragraph; a longer paragraph is a part of its own.
+
+    One book is then many documents, some of which can be held out. Nothing of the text is lost.
+    """
+    part: list[str] = []
+    size = number = 0
+    for paragraph in _PARAGRAPH_END.split(document.text):
+        length = len(paragraph.encode("utf-8"))
+        if part and size + length > max_bytes:
+            number += 1
+            yield Document("".join(part), f"{document.source}#{number}")
+            part, size = [], 0
+        part.append(paragraph)
+        size += length
+    yield Document("".join(part), f"{document.source}#{number + 1}" if number else document.source)
+
+
 def _files_under(folder: Path, left_out: frozenset[str], skipped: Skipped) -> Iterator[Path]:
     """All files in a fixed order; hidden folders, and those with a name in ``left_out``, are not entered."""
 
@@ -64,13 +86,16 @@ def _files_under(folder: Path, left_out: frozenset[str], skipped: Skipped) -> It
         yield from (Path(current, name) for name in sorted(files))
 
 
-def write_corpus(out: Path, text: list[Path] | None, max_bytes: int | None) -> None:
+def write_corpus(
+    out: Path, text: list[Path] | None, max_bytes: int | None = None, max_document_bytes: int | None = None
+) -> None:
     """Write ``out/documents.jsonl`` and print the counts.
 
     Args:
         out: folder, made if need be.
         text: files and folders; None for the embedded documents.
         max_bytes: of UTF-8 text; the first document that does not fit and all behind it are left out.
+        max_document_bytes: longer documents are cut between paragraphs.
 
     Raises:
         UserError: a path does not exist, the output would be read as input, or no document was found.
@@ -83,6 +108,8 @@ def write_corpus(out: Path, text: list[Path] | None, max_bytes: int | None) -> N
     make_folder(out)
     skipped = Skipped(out / "documents.skipped.txt")
     documents = embedded_documents(skipped) if text is None else documents_of(text, skipped)
+    if max_document_bytes is not None:
+        documents = chain.from_iterable(cut_document(document, max_document_bytes) for document in documents)
     target = out / DOCUMENTS_NAME
     written = left_out = size = 0
     with partial_path(target).open("w", encoding="utf-8", newline="\n") as file:
@@ -120,8 +147,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--max-bytes", type=positive_int, metavar="N", help="stop after N bytes of text (default: take all)"
     )
+    parser.add_argument(
+        "--max-document-bytes",
+        type=positive_int,
+        metavar="N",
+        help="cut longer documents between paragraphs, so that a book is many documents (default: do not cut)",
+    )
     options = parser.parse_args(arguments)
-    write_corpus(options.out, options.text, options.max_bytes)
+    write_corpus(options.out, options.text, options.max_bytes, options.max_document_bytes)
 
 
 if __name__ == "__main__":

@@ -144,7 +144,8 @@ def _require_samples(writers: dict[str, SplitWriter], sequence_length: int) -> N
         if not writer.samples:
             raise UserError(
                 f"the {split} split has {writer.documents} documents with {writer.dropped_tokens} tokens, too few for "
-                f"one sample of {sequence_length + 1}: {remedy[split]}, lower --sequence-length, or give more text"
+                f"one sample of {sequence_length + 1}: {remedy[split]}, lower --sequence-length, "
+                "or give more documents (tools.corpus --max-document-bytes makes many of a long one)"
             )
 
 

@@ -98,9 +98,12 @@ def train(inputs: list[Path], vocab_size: int, out: Path, model_type: str, sampl
         threads: of the training and of the check.
 
     Raises:
-        UserError: an input is missing, there is no text, or the vocabulary is too small for its characters.
+        UserError: an input is missing, ``out`` is a folder, there is no text, or it has more characters than the
+            vocabulary has pieces.
     """
     check_inputs(inputs)
+    if out.is_dir():
+        raise UserError(f"output {out} is a folder: name the file of the model, such as {out / 'tokenizer.model'}")
     make_folder(out.parent)
     skipped = Skipped(out.with_suffix(".skipped.txt"))
     sample = Sample(fraction=min(1.0, sample_bytes / max(1, sum(path.stat().st_size for path in inputs))))

@@ -84,7 +84,7 @@ def test_few_shards_stay_open(manifest: Manifest, monkeypatch: pytest.MonkeyPatc
     reader = ShardReader(manifest, "train", SEQUENCE_LENGTH)
     before = len(list(Path("/proc/self/fd").iterdir()))
     stored = stored_samples(manifest, "train")
-    for sample_id in np.random.default_rng(0).permutation(len(reader)):
+    for sample_id in np.random.default_rng(0).permutation(len(reader))[:80]:
         np.testing.assert_array_equal(reader.read(int(sample_id)), stored[sample_id])
         assert len(list(Path("/proc/self/fd").iterdir())) <= before + 2
 

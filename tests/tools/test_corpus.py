@@ -1,4 +1,5 @@
 import json
+from itertools import pairwise
 from pathlib import Path
 from pydoc_data.topics import topics
 
@@ -80,6 +81,25 @@ def test_own_text_is_read_and_what_cannot_be_read_is_named(tmp_path: Path, capsy
         f"all are listed in {listing}",
         f"{out / 'documents.jsonl'}: 4 documents, 0.00 MB",
     ]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_book_becomes_many_documents_of_whole_paragraphs(tmp_path: Path, newline: str) -> None:
+    paragraphs = [f"paragraph {number} " * (number % 7 + 1) + "\n" * (2 + number % 3) for number in range(200)]
+    book = "\n\n" + "".join(paragraphs) + "x" * 1000 + "\n\nend"
+    file = tmp_path / "book.txt"
+    book = book.replace("\n", newline)
+    file.write_bytes(book.encode())
+    main(["--out", str(tmp_path / "out"), "--text", str(file), "--max-document-bytes", "500"])
+    written = documents(tmp_path / "out")
+    texts = [document["text"] for document in written]
+    assert "".join(texts) == book
+    assert [document["source"] for document in written] == [f"{file}#{n + 1}" for n in range(len(written))]
+    assert all(text.endswith(2 * newline) and text[0] not in newline for text in texts[1:-1])
+    assert [len(text) > 500 for text in texts].count(True) == 1
+    assert all(len(before) + len(after) > 500 for before, after in pairwise(texts[:-1]))
+    main(["--out", str(tmp_path / "whole"), "--text", str(file), "--max-document-bytes", "1000000"])
+    assert documents(tmp_path / "whole") == [{"text": book, "source": str(file)}]
 
 
 def test_an_old_listing_of_skipped_files_goes_away(tmp_path: Path) -> None:

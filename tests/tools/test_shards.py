@@ -140,7 +140,8 @@ def test_a_split_without_a_sample_is_refused_and_leaves_nothing(manifest: Manife
         rebuild(manifest, tmp_path / "out", texts=[train])
     assert str(error.value) == (
         "the validation split has 0 documents with 0 tokens, too few for one sample of 33: "
-        "raise --validation-fraction, lower --sequence-length, or give more text"
+        "raise --validation-fraction, lower --sequence-length, "
+        "or give more documents (tools.corpus --max-document-bytes makes many of a long one)"
     )
     assert contents(tmp_path / "out") == {}
     with pytest.raises(UserError) as error:
@@ -148,7 +149,8 @@ def test_a_split_without_a_sample_is_refused_and_leaves_nothing(manifest: Manife
     tokens = len(Tokenizer(manifest.tokenizer_file).encode_documents([train])[0])
     assert str(error.value) == (
         f"the train split has 1 documents with {tokens} tokens, too few for one sample of 100001: "
-        "lower --validation-fraction, lower --sequence-length, or give more text"
+        "lower --validation-fraction, lower --sequence-length, "
+        "or give more documents (tools.corpus --max-document-bytes makes many of a long one)"
     )
 
 

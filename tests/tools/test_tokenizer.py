@@ -118,6 +118,15 @@ def test_mistakes_are_told_in_one_line(tmp_path: Path, texts: list[str], argumen
     assert not (tmp_path / "t.model").exists()
 
 
+def test_a_folder_in_the_place_of_the_model_is_refused_before_the_training(tmp_path: Path) -> None:
+    documents = write_documents(tmp_path / "documents.jsonl", real_texts(3))
+    with pytest.raises(UserError) as error:
+        train(documents, tmp_path)
+    assert str(error.value) == (
+        f"output {tmp_path} is a folder: name the file of the model, such as {tmp_path}/tokenizer.model"
+    )
+
+
 def test_the_size_that_the_refusal_names_is_enough(tmp_path: Path) -> None:
     documents = write_documents(tmp_path / "documents.jsonl", real_texts(3))
     with pytest.raises(UserError) as error:
