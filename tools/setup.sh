@@ -92,7 +92,7 @@ install_system_packages() {
     line="apt-get install -y --no-install-recommends $packages"
     compgen -G '/var/lib/apt/lists/*_Packages*' >/dev/null || line="apt-get update && $line"
     if [ "$(id -u)" != 0 ]; then
-        die "packages of the system are missing; install them with: sudo sh -c '$line'"
+        die "packages of the system are missing; install them with: ${line//apt-get/sudo apt-get}"
     fi
     printf 'set-up: packages of the system are missing; running: %s\n' "$line"
     stage "$packages" env DEBIAN_FRONTEND=noninteractive sh -c "$line || (apt-get update && $line)"
@@ -148,8 +148,8 @@ usable_environment() {
 }
 
 install_deepspeed() { # built here, not from pip's wheel cache, so that the extension is in it
-    DS_ACCELERATOR=cpu DS_BUILD_SHM_COMM=1 PATH=$VENV/bin:$PATH "$VENV/bin/python" -m pip install --no-cache-dir \
-        --force-reinstall --no-deps --no-build-isolation --use-pep517 "$1"
+    DS_ACCELERATOR=cpu DS_BUILD_SHM_COMM=1 DS_ENABLE_NINJA=1 PATH=$VENV/bin:$PATH "$VENV/bin/python" -m pip install \
+        --no-cache-dir --force-reinstall --no-deps --no-build-isolation --use-pep517 "$1"
 }
 
 install_packages() {

@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# Set up, then lint, type check and test. Works from any directory.
+#
+#   bash tools/test.sh                       everything but the tests marked slow or gpu
+#   bash tools/test.sh slow [argument ...]   the tests marked slow, and those marked gpu where CUDA is there
+#   bash tools/test.sh argument ...          pytest's own arguments: a file, -k word, -x, -m marker
+#
+# All stages run even when one fails; the exit status is 0 only if all passed.
+set -euo pipefail
+
+ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+export PATH=$ROOT/.venv/bin:$PATH
+failed=()
+
+stage() { # NAME COMMAND...
+    local name=$1 start=$SECONDS status=0
+    shift
+    printf '== %s\n' "$name"
+    "$@" || status=$?
+    printf '== %s: %s, %d s\n' "$name" "$([ $status = 0 ] && echo passed || echo FAILED)" $((SECONDS - start))
+    [ $status = 0 ] || failed+=("$name")
+}
+
+has_cuda() { python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; }
+
+slow_tests() {
+    local markers='slow or gpu' status=0
+    has_cuda || markers='slow and not gpu'
+    python -m pytest -p tools.pytest_report -m "$markers" "$@" || status=$?
+    # pytest's 5: nothing was selected. Without further arguments that only says that no test is slow.
+    if [ $status = 5 ] && [ $# = 0 ]; then status=0; fi
+    return $status
+}
+
+bash "$ROOT/tools/setup.sh"
+cd "$ROOT"
+if [ "${1:-}" = slow ]; then
+    shift
+    stage 'pytest, slow' slow_tests "$@"
+else
+    stage 'ruff check' ruff check .
+    stage 'ruff format' ruff format --check .
+    stage mypy mypy
+    stage pytest python -m pytest -p tools.pytest_report -m 'not slow and not gpu' "$@"
+fi
+if [ ${#failed[@]} -gt 0 ]; then
+    printf 'failed: %s\n' "$(printf '%s, ' "${failed[@]}" | sed 's/, $//')"
+    exit 1
+fi
