@@ -109,7 +109,8 @@ def _decompose(x: Tensor, u: Tensor) -> _Decomposition:
 
 
 def _angle(q: Tensor, max_angle: float | None) -> _Angle:
-    near_zero = q < _SERIES_BELOW
+    # The series knows no clamp: it ends where the clamp begins.
+    near_zero = q < (_SERIES_BELOW if max_angle is None else min(_SERIES_BELOW, max_angle**2))
     safe_q = torch.where(near_zero, 1.0, q)
     beta = safe_q.sqrt()
     theta = beta if max_angle is None else beta.clamp_max(max_angle)

@@ -9,7 +9,7 @@ from torch import Tensor
 from megatron_ext.retraction import STEP_SIZE_DECAYS, exponential_step, project_to_sphere, tangent
 
 ALPHAS = [1 / 48, 1.0, 4.0]
-CLAMPS = [None, math.pi / 2, 0.3]
+CLAMPS = [None, math.pi / 2, 0.3, 0.01]
 HIDDEN = 48
 
 
