@@ -38,8 +38,9 @@ def _quiet() -> Iterator[None]:
         raise
 
 
-def initialize_communication(backend: str) -> None:
+def initialize_communication(backend: str, local_rank: int) -> None:
     """Hand the running process group to DeepSpeed's communication layer."""
+    os.environ["LOCAL_RANK"] = str(local_rank)  # asked for by DeepSpeed, whatever the launcher
     with _quiet():
         deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, dist_init_required=False)
 

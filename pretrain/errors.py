@@ -12,14 +12,23 @@ class UserError(Exception):
     """
 
 
-def run_cli(main: Callable[[], None]) -> NoReturn:
+def run_cli(main: Callable[[], None], speaks: Callable[[], bool] = lambda: True) -> NoReturn:
     """Run a command's ``main`` and end the process: status 0, or 2 and one line on stderr after a UserError.
 
-    Any other exception is a defect of ours and keeps its traceback.
+    An interrupt from the keyboard ends it with status 130. Any other exception is a defect of ours and keeps its
+    traceback.
+
+    Args:
+        speaks: whether this process tells of the error; one of several that make the same mistake is enough.
     """
     try:
         main()
     except UserError as error:
-        print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
+        if speaks():
+            print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        if speaks():
+            print("interrupted", file=sys.stderr)
+        sys.exit(130)
     sys.exit(0)

@@ -53,7 +53,7 @@ def start(launch: Launch, parallel: ParallelSettings, seed: int, timeout_minutes
         timeout=datetime.timedelta(minutes=timeout_minutes),
         device_id=device if cuda else None,
     )
-    initialize_communication("nccl" if cuda else "gloo")
+    initialize_communication("nccl" if cuda else "gloo", launch.local_rank)
     return arrange(device, parallel, seed)
 
 

@@ -46,11 +46,11 @@ class Metrics:
         self._board = board
         self._probe = GeometryProbe(engine.module)
         self._pending: list[StepResult] = []
-        self._mark = (time.perf_counter(), 0)
+        self._mark = (0.0, 0)
 
     def start(self, state: TrainState) -> None:
         """Begin to measure throughput from here."""
-        self._mark = (time.perf_counter(), state.tokens)
+        self._mark = (state.train_seconds, state.tokens)
 
     def observe(self, step: int) -> AbstractContextManager[None]:
         """Record the geometry of the forward passes within, if ``step`` is a log step."""
@@ -68,13 +68,15 @@ class Metrics:
         return bool(step % self._every == 0 or step == self._steps or saved)
 
     def _write(self, state: TrainState) -> None:
+        started = time.perf_counter()
         shares = torch.stack([result.loss_share for result in self._pending])
         losses = self._engine.sum_shares(shares).tolist()
         norms = torch.stack([result.grad_norm for result in self._pending]).tolist()
+        waited = time.perf_counter() - started  # on a GPU the steps' work may end only here
         geometry = self._probe.reduce(dist.group.WORLD)
-        now, (then, tokens) = time.perf_counter(), self._mark
-        tokens_per_second = (state.tokens - tokens) / (now - then)
-        self._mark = (now, state.tokens)
+        seconds, tokens = self._mark
+        tokens_per_second = (state.tokens - tokens) / (state.train_seconds - seconds + waited)
+        self._mark = (state.train_seconds, state.tokens)
         first = state.step - len(self._pending) + 1
         for step, loss, norm, result in zip(range(first, state.step + 1), losses, norms, self._pending, strict=True):
             self._board.scalar("train/loss", loss, step)
