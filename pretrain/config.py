@@ -212,6 +212,8 @@ def _first_fault(error: ValidationError, known: set[str]) -> str:
     name = name.rstrip(".")
     if first["type"] in ("missing", "missing_keyword_only_argument"):
         missing = ".".join(str(part) for part in first["loc"])
+        if any(other.startswith(f"{missing}.") for other in known):
+            return f"the section {missing} is missing"
         return f"{missing} is missing; give it in the file or as {missing}=VALUE"
     same = [
         fault["msg"] for fault in faults if fault["loc"][: name.count(".") + 1] == first["loc"][: name.count(".") + 1]

@@ -13,5 +13,5 @@ def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
     if step < settings.warmup_steps:
         return settings.lr * (step + 1) / settings.warmup_steps
     remaining = steps - 1 - settings.warmup_steps
-    progress = min(1.0, (step - settings.warmup_steps) / remaining) if remaining > 0 else 1.0
+    progress = min(1.0, (step - settings.warmup_steps) / remaining) if remaining > 0 else 0.0
     return settings.min_lr + (settings.lr - settings.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -37,7 +37,9 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
     return done
 
 
-def start(overrides: Sequence[str], world_size: int, log: Path, config: str = "configs/demo.yaml") -> list[subprocess.Popen[bytes]]:
+def start(
+    overrides: Sequence[str], world_size: int, log: Path, config: str = "configs/demo.yaml"
+) -> list[subprocess.Popen[bytes]]:
     """Start one process per rank, each in a session of its own; all write to ``log``."""
     port = free_port()
     with log.open("ab") as stream:

@@ -29,7 +29,7 @@ LAYOUTS = {
 
 
 def config(layout: str, **sections: dict[str, Any]) -> Config:
-    """Four layers with grouped queries; ``sections`` replace single settings, e.g. ``model={"tie_embeddings": True}``."""
+    """Four layers with grouped queries; ``sections`` replace settings, e.g. ``model={"tie_embeddings": True}``."""
     tree: dict[str, Any] = {
         "run": {"dir": "unused"},
         "data": {"manifest": "unused"},

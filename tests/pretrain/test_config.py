@@ -1,0 +1,129 @@
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pretrain.config import Config, dump_config, load_config, setting_names
+from pretrain.errors import UserError
+from tests.launch import REPOSITORY
+
+DEMO = REPOSITORY / "configs/demo.yaml"
+
+
+def refusal(*overrides: str, path: Path = DEMO) -> str:
+    with pytest.raises(UserError) as caught:
+        load_config(path, list(overrides))
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_overrides_replace_the_file() -> None:
+    config = load_config(DEMO, ["train.steps=7", "optimizer.lr=1e-3", "model.residual.clamp=none", "parallel.sp=true"])
+    assert config.train.steps == 7
+    assert config.optimizer.lr == 1e-3
+    assert config.model.residual.clamp == "none"
+    assert config.parallel.sp is True
+
+
+def test_the_written_configuration_reads_back_equal(tmp_path: Path) -> None:
+    config = load_config(DEMO, ["model.num_query_groups=2"])
+    assert load_config(written(tmp_path, dump_config(config)), []) == config
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "model.hidden_size",
+            "model.residual.scheme",
+            "model.output_bias",
+            "parallel.tp",
+            "parallel.sp",
+            "parallel.pp",
+        ),
+        *("zero.stage", "train.steps", "train.micro_batch", "train.global_batch", "train.seed", "data.manifest"),
+        *("checkpoint.every", "run.dir"),
+    ],
+)
+def test_names_that_scripts_rely_on(name: str) -> None:
+    assert name in setting_names(Config)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("train.stpes=5", "train.stpes is not a setting; did you mean train.steps?"),
+        ("model.hiden_size=5", "model.hiden_size is not a setting; did you mean model.hidden_size?"),
+        ("residual.scheme=proj", "residual is not a setting; did you mean model.residual?"),
+        ("steps=5", "steps is not a setting; did you mean train.steps?"),
+        ("model.residual.klamp=1", "model.residual.klamp is not a setting; did you mean model.residual.clamp?"),
+    ],
+)
+def test_an_unknown_key_names_the_nearest(override: str, hint: str) -> None:
+    assert hint in refusal(override)
+
+
+def test_an_unknown_key_in_the_file(tmp_path: Path) -> None:
+    tree = yaml.safe_load(DEMO.read_text())
+    tree["optimizer"]["learning_rat"] = 1
+    message = refusal(path=written(tmp_path, yaml.safe_dump(tree)))
+    assert "optimizer.learning_rat is not a setting" in message
+    assert "run.yaml" in message
+
+
+@pytest.mark.parametrize(
+    ("override", "fault"),
+    [
+        ("train.steps=many", "train.steps='many': input should be a valid integer"),
+        ("train.steps=0", "train.steps=0: input should be greater than 0"),
+        ("model.residual.clamp=wide", "model.residual.clamp='wide': input should be a valid number"),
+        ("model.activation=relu", "model.activation='relu': input should be 'swiglu' or 'gelu'"),
+        ("zero.stage=3", "zero.stage=3: input should be 1"),
+        ("optimizer.lr=-1", "optimizer.lr=-1: input should be greater than 0"),
+        ("model.residual=geonorm", "model.residual='geonorm': input should be a dictionary"),
+    ],
+)
+def test_a_wrong_value_names_the_setting(override: str, fault: str) -> None:
+    assert fault in refusal(override)
+
+
+def test_a_missing_setting_says_how_to_give_it(tmp_path: Path) -> None:
+    tree = yaml.safe_load(DEMO.read_text())
+    del tree["model"]["hidden_size"]
+    assert "model.hidden_size is missing; give it in the file or as model.hidden_size=VALUE" in refusal(
+        path=written(tmp_path, yaml.safe_dump(tree))
+    )
+
+
+@pytest.mark.parametrize("override", ["train.steps", "=5", "--steps=5"])
+def test_a_broken_override(override: str) -> None:
+    assert "an override is written section.key=value" in refusal(override)
+
+
+def test_an_override_below_a_value() -> None:
+    assert "steps is not a section" in refusal("train.steps.more=1")
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("train: {steps: 1, steps: 2}", "line 1: steps is given twice"),
+        ("a: [", "not valid YAML"),
+        ("just text", "must be sections of settings"),
+        ("", "must be sections of settings"),
+        ("train: 5", "the section run is missing"),
+    ],
+)
+def test_a_broken_file(tmp_path: Path, text: str, fault: str) -> None:
+    assert fault in refusal(path=written(tmp_path, text))
+
+
+def test_a_file_that_is_not_there() -> None:
+    assert "configs/nothing.yaml: cannot read the configuration" in refusal(path=Path("configs/nothing.yaml"))

@@ -1,0 +1,66 @@
+import pytest
+
+from pretrain.errors import UserError
+from pretrain.launch import Launch, read_launch
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
+SRUN = {
+    "SLURM_JOB_ID": "1234567",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_STEP_NODELIST": "node3",
+    "SLURM_PROCID": "5",
+    "SLURM_LOCALID": "1",
+}
+
+
+def test_alone() -> None:
+    launch = read_launch({})
+    assert (launch.launcher, launch.global_rank, launch.world_size) == ("alone", 0, 1)
+    assert launch.master_port > 0
+
+
+def test_torchrun() -> None:
+    assert read_launch(TORCHRUN) == Launch("torchrun", 3, 4, 1, "node7", 29500)
+
+
+def test_srun() -> None:
+    launch = read_launch(SRUN)
+    assert launch == Launch("srun", 5, 8, 1, "node3", launch.master_port)
+    assert 20000 <= launch.master_port < 40000
+
+
+def test_srun_ranks_agree_on_the_port_and_jobs_do_not() -> None:
+    port = read_launch(SRUN).master_port
+    assert read_launch({**SRUN, "SLURM_PROCID": "0"}).master_port == port
+    assert read_launch({**SRUN, "SLURM_JOB_ID": "1234568"}).master_port != port
+    assert read_launch({**SRUN, "SLURM_STEP_ID": "1"}).master_port != port
+
+
+def test_torchrun_inside_srun_is_torchrun() -> None:
+    assert read_launch({**SRUN, **TORCHRUN}).launcher == "torchrun"
+
+
+def test_a_batch_script_is_alone() -> None:
+    """Slurm sets SLURM_PROCID in the batch script as well; only srun starts a step."""
+    assert read_launch({"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NTASKS": "8"}).launcher == "alone"
+
+
+def test_several_nodes_need_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(UserError, match="scontrol is not on the PATH; set MASTER_ADDR"):
+        read_launch({**SRUN, "SLURM_STEP_NODELIST": "node[3-4]"})
+    assert read_launch({**SRUN, "SLURM_STEP_NODELIST": "node[3-4]", "MASTER_ADDR": "node3"}).master_addr == "node3"
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"RANK": "0"}, "WORLD_SIZE is not set"),
+        ({**TORCHRUN, "RANK": "x"}, "RANK='x' in the environment is not a number"),
+        ({name: value for name, value in SRUN.items() if name != "SLURM_PROCID"}, "SLURM_PROCID is not set"),
+    ],
+)
+def test_incomplete(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        read_launch(environment)

@@ -1,0 +1,92 @@
+"""Each rule: kept by the demo, broken by one change, and its message says what to change."""
+
+from pathlib import Path
+
+import pytest
+
+from pretrain.config import Config, load_config
+from pretrain.data.manifest import load_manifest
+from pretrain.errors import UserError
+from pretrain.rules import CONFIG_RULES, DATA_RULES, LAYOUT_RULES, check_config, check_data, check_layout
+from tests.launch import REPOSITORY
+
+
+def demo(*overrides: str) -> Config:
+    return load_config(REPOSITORY / "configs/demo.yaml", list(overrides))
+
+
+BROKEN_SETTINGS = [
+    ("sizes_are_positive", ["model.num_layers=0"], "model.num_layers=0: must be positive"),
+    ("sizes_are_positive", ["parallel.tp=-1"], "parallel.tp=-1: must be positive"),
+    ("sizes_are_positive", ["model.init_std=.inf"], "model.init_std=inf: must be positive"),
+    ("heads_divide_hidden_size", ["model.num_attention_heads=3"], "model.num_attention_heads=3"),
+    ("heads_divide_hidden_size", ["model.hidden_size=36"], "an even integer head width"),
+    ("query_groups_divide_heads", ["model.num_query_groups=3"], "does not divide model.num_attention_heads=4"),
+    ("heads_divide_over_tp", ["parallel.tp=3"], "model.num_attention_heads=4 is not divisible by parallel.tp=3"),
+    ("heads_divide_over_tp", ["parallel.tp=4", "model.num_query_groups=2"], "model.num_query_groups=2"),
+    ("ffn_divides_over_tp", ["parallel.tp=2", "model.ffn_hidden_size=701"], "model.ffn_hidden_size=701"),
+    ("sequence_parallel_needs_tp", ["parallel.sp=true"], "raise parallel.tp or set parallel.sp=false"),
+    (
+        "sequence_parallel_needs_tp",
+        ["parallel.sp=true", "parallel.tp=2", "model.sequence_length=255"],
+        "model.sequence_length=255 is not divisible by parallel.tp=2",
+    ),
+    ("layers_divide_over_pp", ["parallel.pp=4"], "model.num_layers=6 is not divisible by parallel.pp=4"),
+    ("scheme_is_known", ["model.residual.scheme=geonrm"], "did you mean geonorm?"),
+    ("sphere_settings_make_sense", ["model.residual.alpha=0"], "model.residual.alpha=0.0: must be positive"),
+    ("sphere_settings_make_sense", ["model.residual.radius=-1"], "model.residual.radius=-1.0"),
+    ("sphere_settings_make_sense", ["model.residual.clamp=3.2"], "an angle in (0, pi] radians, or none"),
+    ("micro_batch_divides_global_batch", ["train.global_batch=15"], "train.global_batch=15"),
+    ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=20 must be below train.steps=10"),
+    ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.004"),
+]
+BROKEN_LAYOUTS = [
+    ("world_size_fits_model_parallel", ["parallel.tp=2"], 3, "start a multiple of 2 processes"),
+    ("global_batch_fits_data_parallel", [], 3, "train.global_batch=16 is not divisible by train.micro_batch=8 x 3"),
+]
+BROKEN_DATA = [
+    ("sequence_fits_shards", ["model.sequence_length=64"], "longer than the shards' 32"),
+    ("sequence_fits_shards", ["model.sequence_length=24"], "does not divide the shards' 32"),
+    ("vocabulary_fits_tokenizer", ["model.vocab_size=100"], "smaller than the tokenizer's"),
+]
+
+
+def test_every_rule_is_broken_here() -> None:
+    tested = {row[0] for row in (*BROKEN_SETTINGS, *BROKEN_LAYOUTS, *BROKEN_DATA)}
+    assert tested == {rule.__name__ for rule in (*CONFIG_RULES, *LAYOUT_RULES, *DATA_RULES)}
+
+
+def test_the_demo_keeps_all(manifest: Path) -> None:
+    check_config(demo())
+    check_layout(demo("parallel.tp=2"), 4)
+    check_data(demo("model.sequence_length=32"), load_manifest(manifest))
+
+
+@pytest.mark.parametrize(("rule", "overrides", "message"), BROKEN_SETTINGS)
+def test_settings(rule: str, overrides: list[str], message: str) -> None:
+    config = demo(*overrides)
+    broken = {other.__name__: other(config) for other in CONFIG_RULES if other(config)}
+    assert message in (broken.get(rule) or ""), broken
+    with pytest.raises(UserError):
+        check_config(config)
+
+
+@pytest.mark.parametrize(("rule", "overrides", "world_size", "message"), BROKEN_LAYOUTS)
+def test_layouts(rule: str, overrides: list[str], world_size: int, message: str) -> None:
+    config = demo(*overrides)
+    assert message in ({r.__name__: r(config, world_size) for r in LAYOUT_RULES}[rule] or "")
+    with pytest.raises(UserError):
+        check_layout(config, world_size)
+
+
+@pytest.mark.parametrize(("rule", "overrides", "message"), BROKEN_DATA)
+def test_data(manifest: Path, rule: str, overrides: list[str], message: str) -> None:
+    config, data = demo(*overrides), load_manifest(manifest)
+    assert message in ({r.__name__: r(config, data) for r in DATA_RULES}[rule] or "")
+    with pytest.raises(UserError):
+        check_data(config, data)
+
+
+def test_a_larger_vocabulary_is_allowed(manifest: Path) -> None:
+    data = load_manifest(manifest)
+    check_data(demo("model.sequence_length=32", f"model.vocab_size={data.vocab_size + 5}"), data)
