@@ -23,6 +23,9 @@ def test_a_trained_model_loses_nothing(tmp_path: Path, model_type: str, capsys: 
     for text, tokens in zip(texts, tokenizer.encode_documents(texts), strict=True):
         assert tokenizer.decode(tokens) == text
         assert tokenizer.eod_id not in tokens[:-1].tolist()
+    # No space is added in front of a text, which decoding alone would hide by taking it away again.
+    whole, first, second = tokenizer.processor.encode(["word\n word", "word\n", " word"])
+    assert whole == first + second
     assert tokenizer.processor.id_to_piece(tokenizer.eod_id) == EOD_PIECE
     assert tokenizer.processor.is_control(tokenizer.eod_id)
     out = capsys.readouterr().out.splitlines()
