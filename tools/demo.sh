@@ -1,25 +1,24 @@
 #!/usr/bin/env bash
 # The whole path on this machine in a few minutes: text, tokenizer, shards, training with GeoNorm and with pre-norm.
 #
-#   bash tools/demo.sh [--text PATH...] [section.key=value ...]
+#   bash tools/demo.sh [--text PATH...] [--out DIR] [section.key=value ...]
 #
 #   --text PATH...      your own files or folders instead of the text that every Python brings along
+#   --out DIR           where data and runs go (default: runs/demo in the project)
 #   section.key=value   a setting of configs/demo.yaml for both runs, for example train.steps=400
 #
-# Works from any directory. The newest runs are runs/demo/geonorm and runs/demo/pre_norm; each start trains from scratch
-# and moves the runs before it to runs/demo/earlier-N. Tokenizer and shards are kept and used again while the text and
-# the programs that make them stay the same.
+# Works from any directory. The newest runs are DIR/geonorm and DIR/pre_norm; each start trains from scratch and moves the
+# runs before it to DIR/earlier-N. Tokenizer and shards are kept and used again while the text and the programs that make
+# them stay the same.
 set -euo pipefail
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 PYTHON_BIN=$ROOT/.venv/bin/python
-DEMO=runs/demo
-DATA=$DEMO/data
-MANIFEST=$DATA/shards/manifest.json
 VOCABULARY=2048
 SEQUENCE=256
 SCHEMES=(geonorm pre_norm)
 
+demo=runs/demo
 text=()      # from --text, absolute
 overrides=() # section.key=value
 layout=()    # settings that depend on this machine
@@ -36,9 +35,17 @@ refuse() {
 
 read_arguments() { # fills text and overrides
     local argument in_text=false
-    for argument in "$@"; do
+    while [ $# -gt 0 ]; do
+        argument=$1
+        shift
         if [[ $argument = --text ]]; then
+            [[ $# -gt 0 && $1 != -* ]] || refuse '--text needs at least one file or folder'
             in_text=true
+        elif [[ $argument = --out ]]; then
+            [ $# -gt 0 ] || refuse '--out needs a folder'
+            demo=$(realpath -m "$1")
+            in_text=false
+            shift
         elif [[ $argument = --help || $argument = -h ]]; then
             usage
             exit 0
@@ -46,15 +53,15 @@ read_arguments() { # fills text and overrides
             refuse "${BASH_REMATCH[1]} is what the demo itself sets; for a run of your own see its last lines"
         elif [[ $argument =~ ^[a-z_0-9]+(\.[a-z_0-9]+)+= ]]; then
             overrides+=("$argument")
-        elif $in_text && [[ -e $argument ]]; then
+        elif $in_text && [[ $argument != -* ]]; then
+            [ -e "$argument" ] || refuse "--text $argument does not exist"
             text+=("$(realpath "$argument")")
-        elif $in_text; then
-            refuse "--text $argument does not exist"
         else
-            refuse "$argument is neither --text PATH... nor section.key=value"
+            refuse "$argument is neither --text PATH..., --out DIR nor section.key=value"
         fi
     done
-    if $in_text && [ ${#text[@]} = 0 ]; then refuse '--text needs at least one file or folder'; fi
+    data=$demo/data
+    manifest=$data/shards/manifest.json
 }
 
 # stage NAME COMMAND...: a line before and one with the seconds after. The command runs in the background, because bash
@@ -94,49 +101,49 @@ choose_layout() { # fills processes, layout and threads: processes x threads = c
 }
 
 # Commands of a stage are `exec`ed: the stage's process is then the program itself, and a signal reaches it.
-corpus() { exec "$PYTHON_BIN" -m tools.corpus --out "$DATA" ${text[@]:+--text "${text[@]}"}; }
+corpus() { exec "$PYTHON_BIN" -m tools.corpus --out "$data" ${text[@]:+--text "${text[@]}"}; }
 
 tokenizer() {
-    exec "$PYTHON_BIN" -m tools.tokenizer train --input "$DATA/documents.jsonl" --vocab-size $VOCABULARY \
-        --out "$DATA/tokenizer.model"
+    exec "$PYTHON_BIN" -m tools.tokenizer train --input "$data/documents.jsonl" --vocab-size $VOCABULARY \
+        --out "$data/tokenizer.model"
 }
 
 shards() {
-    exec "$PYTHON_BIN" -m tools.shards build --force --input "$DATA/documents.jsonl" --tokenizer "$DATA/tokenizer.model" \
-        --sequence-length $SEQUENCE --out "$DATA/shards"
+    exec "$PYTHON_BIN" -m tools.shards build --force --input "$data/documents.jsonl" --tokenizer "$data/tokenizer.model" \
+        --sequence-length $SEQUENCE --out "$data/shards"
 }
 
 recipe() { # of the data: changes with the text and with the programs that turn it into shards
-    { echo $VOCABULARY $SEQUENCE && cat "$DATA/documents.jsonl" tools/*.py pretrain/data/*.py; } | sha256sum
+    { echo $VOCABULARY $SEQUENCE && cat "$data/documents.jsonl" tools/*.py pretrain/data/*.py; } | sha256sum
 }
 
 prepare_data() {
     stage 'corpus' corpus
-    if [ -f "$MANIFEST" ] && [ "$(cat "$DATA/recipe" 2>/dev/null)" = "$(recipe)" ]; then
+    if [ -f "$manifest" ] && [ "$(cat "$data/recipe" 2>/dev/null)" = "$(recipe)" ]; then
         printf '\n== tokenizer and shards: unchanged, used again\n'
         return
     fi
-    rm -f "$DATA/recipe"
+    rm -f "$data/recipe"
     stage "tokenizer, vocabulary $VOCABULARY" tokenizer
     stage "shards, sequence $SEQUENCE" shards
-    recipe >"$DATA/recipe"
+    recipe >"$data/recipe"
 }
 
 keep_earlier_runs() { # makes room for new ones without deleting anything
     local scheme number=1 earlier
-    while [ -e "$DEMO/earlier-$number" ]; do number=$((number + 1)); done
-    earlier=$DEMO/earlier-$number
+    while [ -e "$demo/earlier-$number" ]; do number=$((number + 1)); done
+    earlier=$demo/earlier-$number
     for scheme in "${SCHEMES[@]}"; do
-        if [ -e "$DEMO/$scheme" ]; then
+        if [ -e "$demo/$scheme" ]; then
             mkdir -p "$earlier"
-            mv "$DEMO/$scheme" "$earlier/"
+            mv "$demo/$scheme" "$earlier/"
         fi
     done
     [ ! -e "$earlier" ] || printf '\n== runs of an earlier demo: moved to %s\n' "$earlier"
 }
 
 settings_of() { # SCHEME: the settings of its run, one a line
-    printf '%s\n' run.dir="$DEMO/$1" data.manifest="$MANIFEST" model.residual.scheme="$1" "${layout[@]}" \
+    printf '%s\n' run.dir="$demo/$1" data.manifest="$manifest" model.residual.scheme="$1" "${layout[@]}" \
         ${overrides[@]:+"${overrides[@]}"}
 }
 
@@ -165,12 +172,12 @@ main() {
     for scheme in "${SCHEMES[@]}"; do
         stage "training, $scheme: $processes process(es) x $threads thread(s), ${layout[*]}" pretrain "$scheme"
     done
-    "$PYTHON_BIN" -m tools.demo_report table --manifest "$MANIFEST" "${SCHEMES[@]/#/$DEMO/}"
+    "$PYTHON_BIN" -m tools.demo_report table --manifest "$manifest" "${SCHEMES[@]/#/$demo/}"
     printf '\nAll in all: %d s. Next, in %s:\n' $SECONDS "$ROOT"
-    printf '  look at the curves     .venv/bin/tensorboard --logdir %s\n' "$DEMO"
+    printf '  look at the curves     .venv/bin/tensorboard --logdir %s\n' "$demo"
     printf '  a run of your own      bash tools/demo.sh --text PATH...   or\n'
     printf '    .venv/bin/python -m torch.distributed.run --standalone --nproc_per_node %s -m pretrain train %s\n' \
-        "$processes" "configs/demo.yaml run.dir=runs/mine data.manifest=$MANIFEST ${layout[*]} train.steps=1000"
+        "$processes" "configs/demo.yaml run.dir=runs/mine data.manifest=$manifest ${layout[*]} train.steps=1000"
 }
 
 trap 'stop 130' INT

@@ -99,7 +99,7 @@ install_system_packages() {
 }
 
 choose_python() {
-    local packages
+    local packages missing
     python=$(find_python)
     if [ -z "$python" ]; then
         [ -z "${PYTHON:-}" ] || die "PYTHON=$PYTHON is not a working Python 3.11 or 3.12"
@@ -110,13 +110,14 @@ choose_python() {
     if [ -z "$python" ] || [ -n "$(missing_parts "$python")" ]; then
         packages=$(apt_packages "$python")
         if [ -z "$packages" ]; then
-            die "${python:-Python 3.11 or 3.12} lacks: $(missing_parts "$python" | xargs) (venv: the modules venv and" \
-                "ensurepip; dev: Python.h; g++: a C++ compiler)"
+            missing=$(missing_parts "$python")
+            die "${python:-no Python 3.11 or 3.12} lacks ${missing//$'\n'/, } (venv: Python's modules venv and ensurepip; dev: Python.h)"
         fi
         install_system_packages "$packages"
         python=$(find_python)
         [ -n "$python" ] || die "this system's python3 is not 3.11 or 3.12; install one and set PYTHON=/path/to/it"
-        [ -z "$(missing_parts "$python")" ] || die "$python still lacks: $(missing_parts "$python" | xargs)"
+        missing=$(missing_parts "$python")
+        [ -z "$missing" ] || die "$python still lacks ${missing//$'\n'/, }"
     fi
 }
 
