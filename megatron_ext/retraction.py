@@ -50,7 +50,8 @@ def tangent(state: Tensor, update: Tensor) -> Tensor:
     """
     dtype = compute_dtype(state)
     x, u = state.to(dtype), update.to(dtype)
-    return _decompose(x, u).tangent
+    parts = _decompose(x, u)
+    return torch.where(parts.inverse_squared_norm > 0, parts.tangent, 0.0)
 
 
 def project_to_sphere(state: Tensor, radius: float) -> Tensor:
@@ -87,7 +88,7 @@ class _Decomposition(NamedTuple):
 
     inverse_squared_norm: Tensor  # 1 / r^2; 0 for a row of zeros
     inner: Tensor  # <x, u>
-    tangent: Tensor  # v
+    tangent: Tensor  # v; u itself for a row of zeros
 
 
 class _Angle(NamedTuple):
@@ -102,10 +103,9 @@ class _Angle(NamedTuple):
 def _decompose(x: Tensor, u: Tensor) -> _Decomposition:
     squared_norm = x.square().sum(-1, keepdim=True)
     tiny = torch.finfo(x.dtype).tiny
-    usable = squared_norm > tiny
-    inverse = torch.where(usable, 1 / squared_norm.clamp_min(tiny), 0.0)
-    inner = (x * u).sum(-1, keepdim=True)
-    return _Decomposition(inverse, inner, torch.where(usable, u - (inner * inverse) * x, 0.0))
+    inverse = torch.where(squared_norm > tiny, 1 / squared_norm.clamp_min(tiny), 0.0)
+    inner = _dot(x, u)
+    return _Decomposition(inverse, inner, u - (inner * inverse) * x)
 
 
 def _angle(q: Tensor, max_angle: float | None) -> _Angle:
@@ -136,6 +136,12 @@ def _series(q: Tensor) -> _Angle:
     )
 
 
+def _angle_of_live_rows(q: Tensor, max_angle: float | None, inverse: Tensor) -> _Angle:
+    """As `_angle`, with C = S = 0 in the rows of zeros: neither a value nor a gradient passes there."""
+    angle, live = _angle(q, max_angle), (inverse > 0).to(q.dtype)
+    return angle._replace(cosine=live * angle.cosine, sine=live * angle.sine)
+
+
 class _ExponentialStep(torch.autograd.Function):
     """The step with its closed-form backward (derived in the comments of `backward`)."""
 
@@ -143,32 +149,29 @@ class _ExponentialStep(torch.autograd.Function):
     def forward(ctx: Any, state: Tensor, update: Tensor, step_size: float, max_angle: float | None) -> Tensor:
         dtype = compute_dtype(state)
         x = state.to(dtype)
-        parts = _decompose(x, update.to(dtype))
-        q = step_size**2 * parts.tangent.square().sum(-1, keepdim=True) * parts.inverse_squared_norm
-        angle = _angle(q, max_angle)
-        ctx.save_for_backward(state, update)
+        inverse, inner, v = _decompose(x, update.to(dtype))
+        q = step_size**2 * v.square().sum(-1, keepdim=True) * inverse
+        angle = _angle_of_live_rows(q, max_angle, inverse)
+        ctx.save_for_backward(state, update, inverse, inner, q)
         ctx.step_size, ctx.max_angle = step_size, max_angle
-        return (angle.cosine * x + (step_size * angle.sine) * parts.tangent).to(state.dtype)
+        return (angle.cosine * x + (step_size * angle.sine) * v).to(state.dtype)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        state, update = ctx.saved_tensors
+        state, update, inverse, inner, q = ctx.saved_tensors
         alpha: float = ctx.step_size
-        dtype = compute_dtype(state)
-        x, u, g = state.to(dtype), update.to(dtype), grad.to(dtype)
-        inverse, inner, v = _decompose(x, u)
-        q = alpha**2 * v.square().sum(-1, keepdim=True) * inverse
-        angle = _angle(q, ctx.max_angle)
+        x, u, g = state.to(q.dtype), update.to(q.dtype), grad.to(q.dtype)
+        v = u - (inner * inverse) * x
+        angle = _angle_of_live_rows(q, ctx.max_angle, inverse)
         # h = dL/dq, through C and S; q depends on v and on r.
         h = angle.cosine_slope * _dot(g, x) + alpha * angle.sine_slope * _dot(g, v)
         # G = dL/dv; v depends on u and, through the projection, on x.
         grad_tangent = (alpha * angle.sine) * g + (2 * alpha**2 * h * inverse) * v
         along = _dot(x, grad_tangent) * inverse
-        live = (inverse > 0).to(dtype)
-        grad_update = live * grad_tangent - along * x
+        grad_update = grad_tangent - along * x
         grad_state = (
-            (live * angle.cosine) * g
+            angle.cosine * g
             + (2 * inner * inverse * along - 2 * q * h * inverse) * x
             - along * u
             - (inner * inverse) * grad_tangent
