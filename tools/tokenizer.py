@@ -33,6 +33,22 @@ EOD_PIECE = "<|endoftext|>"
 # sentencepiece leaves longer lines out of the training without a word.
 MAX_LINE_BYTES = 4192
 
+# Text goes in as it is, unknown characters as bytes; white space counts and may form pieces. The end of a document is a
+# control symbol, so text that spells it is encoded like any other text.
+LOSSLESS = {
+    "normalization_rule_name": "identity",
+    "remove_extra_whitespaces": False,
+    "add_dummy_prefix": False,
+    "allow_whitespace_only_pieces": True,
+    "byte_fallback": True,
+    "user_defined_symbols": ["\n"],
+    "unk_id": 0,
+    "eos_id": 1,
+    "eos_piece": EOD_PIECE,
+    "bos_id": -1,
+    "pad_id": -1,
+}
+
 # The round trip is tried on documents up to so many bytes.
 ROUND_TRIP_BYTES = 20_000_000
 _SHOWN_FAILURES = 10
@@ -115,22 +131,10 @@ def train(inputs: list[Path], vocab_size: int, out: Path, model_type: str, sampl
             vocab_size=vocab_size,
             model_type=model_type,
             num_threads=threads,
-            # Lossless: text goes in as it is, unknown characters as bytes, white space counts and may form pieces.
-            normalization_rule_name="identity",
-            remove_extra_whitespaces=False,
-            add_dummy_prefix=False,
-            allow_whitespace_only_pieces=True,
-            byte_fallback=True,
-            user_defined_symbols=["\n"],
             max_sentence_length=MAX_LINE_BYTES,
             hard_vocab_limit=False,
-            # The end of a document is a control symbol, so text that spells it is encoded like any other text.
-            unk_id=0,
-            eos_id=1,
-            eos_piece=EOD_PIECE,
-            bos_id=-1,
-            pad_id=-1,
             minloglevel=2,
+            **LOSSLESS,
         )
     except RuntimeError as error:
         skipped.report()
