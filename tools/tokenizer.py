@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -35,7 +36,7 @@ MAX_LINE_BYTES = 4192
 
 # Text goes in as it is, unknown characters as bytes; white space counts and may form pieces. The end of a document is a
 # control symbol, so text that spells it is encoded like any other text.
-LOSSLESS = {
+LOSSLESS: dict[str, Any] = {
     "normalization_rule_name": "identity",
     "remove_extra_whitespaces": False,
     "add_dummy_prefix": False,
