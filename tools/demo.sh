@@ -100,16 +100,19 @@ choose_layout() { # fills processes, layout and threads: processes x threads = c
     threads=${OMP_NUM_THREADS:-$((cores / processes))}
 }
 
-# Commands of a stage are `exec`ed: the stage's process is then the program itself, and a signal reaches it.
-corpus() { exec "$PYTHON_BIN" -m tools.corpus --out "$data" ${text[@]:+--text "${text[@]}"}; }
+# Python as the stage's own process, in a session of its own: an interrupt at the terminal then reaches it through
+# `stop` alone. torchrun would leave its processes behind at a second signal.
+python() { exec setsid "$PYTHON_BIN" "$@"; }
+
+corpus() { python -m tools.corpus --out "$data" ${text[@]:+--text "${text[@]}"}; }
 
 tokenizer() {
-    exec "$PYTHON_BIN" -m tools.tokenizer train --input "$data/documents.jsonl" --vocab-size $VOCABULARY \
+    python -m tools.tokenizer train --input "$data/documents.jsonl" --vocab-size $VOCABULARY \
         --out "$data/tokenizer.model"
 }
 
 shards() {
-    exec "$PYTHON_BIN" -m tools.shards build --force --input "$data/documents.jsonl" --tokenizer "$data/tokenizer.model" \
+    python -m tools.shards build --force --input "$data/documents.jsonl" --tokenizer "$data/tokenizer.model" \
         --sequence-length $SEQUENCE --out "$data/shards"
 }
 
@@ -150,7 +153,7 @@ settings_of() { # SCHEME: the settings of its run, one a line
 pretrain() { # SCHEME
     local settings
     mapfile -t settings < <(settings_of "$1")
-    OMP_NUM_THREADS=$threads exec "$PYTHON_BIN" -m torch.distributed.run --standalone --nproc_per_node "$processes" \
+    OMP_NUM_THREADS=$threads python -m torch.distributed.run --standalone --nproc_per_node "$processes" \
         -m pretrain train configs/demo.yaml "${settings[@]}"
 }
 
