@@ -64,7 +64,7 @@ def initialize_zero(stage: torch.nn.Module, settings: OptimizerSettings, mpu: An
 
     Megatron's schedule accumulates the micro batches, so DeepSpeed sees one accumulation step. In bf16 the gradients
     accumulate in fp32 as soon as each micro batch produced them (``immediate_grad_update``): without it they would
-    add up in bf16 first.
+    add up in bf16 first. They are reduced in fp32 too: by default DeepSpeed rounds the sums to bf16 for that.
 
     Args:
         batch: samples per data-parallel rank and step; DeepSpeed only checks that the numbers agree.
@@ -83,6 +83,7 @@ def initialize_zero(stage: torch.nn.Module, settings: OptimizerSettings, mpu: An
     if bf16:
         description["bf16"] = {"enabled": True, "immediate_grad_update": True}
         description["data_types"] = {"grad_accum_dtype": "fp32"}
+        description["communication_data_type"] = "fp32"
     with _quiet():
         engine, *_ = deepspeed.initialize(
             model=module, optimizer=_adamw(module, settings), mpu=mpu, config=description, dist_init_required=False

@@ -65,11 +65,6 @@ def test_bf16_is_close_to_one_process(results: dict[str, Any], case: str) -> Non
     assert worst_gradient(result, expected) < 0.05
 
 
-def test_bf16_accumulates_in_fp32(results: dict[str, Any]) -> None:
-    """Gradients added up in bf16 would differ from fp32's by more than the forward pass's own rounding does."""
-    assert results["one:bf16"]["losses"] == pytest.approx(results["one"]["losses"], rel=2e-3)
-
-
 def test_a_dropped_all_reduce_is_seen(results: dict[str, Any]) -> None:
     result, expected = results["tp2sp:dropped_all_reduce"], results["one"]
     assert worst_gradient(result, expected) > 1e-2

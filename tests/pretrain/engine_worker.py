@@ -1,0 +1,124 @@
+"""Checks on one engine at a time in one process; an assertion ends the process with its traceback."""
+
+import torch
+
+from megatron_ext.initialize import global_names
+from pretrain import parallel
+from pretrain.data.batch import MicroBatch
+from pretrain.deepspeed_compat import accumulated_gradient, adam_step, create_adam_state, owned_fragment, owned_range
+from pretrain.engine import Engine
+from pretrain.launch import read_launch
+from tests.pretrain import tiny
+
+PLACE = parallel.start(read_launch(), tiny.LAYOUTS["one"], seed=0)
+
+
+def engine(**sections: dict) -> Engine:
+    config = tiny.config("one", **sections)
+    return Engine(config, config.model, tiny.TOKEN_COUNTS, PLACE)
+
+
+def full_batches(count: int) -> list[MicroBatch]:
+    """Micro batches without a masked token, so that all count alike."""
+    rows = torch.randint(0, tiny.VOCAB, (count, 2, tiny.SEQUENCE + 1), generator=torch.Generator().manual_seed(5))
+    return [MicroBatch(r[:, :-1].contiguous(), r[:, 1:].contiguous(), torch.ones(2, tiny.SEQUENCE)) for r in rows]
+
+
+def gradients(trained: Engine) -> dict[str, torch.Tensor]:
+    found = {name: accumulated_gradient(p) for name, p in global_names(trained.module).items()}
+    return {name: gradient.detach().clone() for name, gradient in found.items() if gradient is not None}
+
+
+def bf16_gradients_add_up_in_fp32() -> None:
+    """Bit for bit the fp32 sum of what each micro batch gives alone; a quarter of each is exact in binary."""
+    trained = engine(train={"precision": "bf16"})
+    batches = full_batches(4)
+    expected: dict[str, torch.Tensor] = {}
+    for batch in batches:
+        trained.forward_backward([batch])
+        for name, gradient in gradients(trained).items():
+            assert gradient.dtype == torch.float32
+            expected[name] = expected.get(name, torch.zeros_like(gradient)) + gradient / 4
+        trained.deepspeed.optimizer.zero_grad()
+    trained.forward_backward(batches)
+    for name, gradient in gradients(trained).items():
+        assert torch.equal(gradient, expected[name]), name
+
+
+def a_step_without_a_counted_token_changes_nothing_but_decay() -> None:
+    trained = engine(optimizer={"lr": 1e-2, "weight_decay": 0.0})
+    before = [parameter.detach().clone() for parameter in trained.module.parameters()]
+    batch = full_batches(1)[0]
+    share = trained.forward_backward([MicroBatch(batch.tokens, batch.labels, torch.zeros_like(batch.loss_mask))])
+    trained.step(1e-2)
+    assert float(share) == 0.0
+    assert float(trained.grad_norm()) == 0.0
+    for parameter, old in zip(trained.module.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+
+
+def only_matrices_decay() -> None:
+    trained = engine(optimizer={"weight_decay": 0.5, "clip": 0.0})
+    batch = full_batches(1)[0]
+    before = {name: p.detach().clone() for name, p in global_names(trained.module).items()}
+    trained.forward_backward([MicroBatch(batch.tokens, batch.labels, torch.zeros_like(batch.loss_mask))])
+    trained.step(0.1)
+    for name, parameter in global_names(trained.module).items():
+        factor = 1 - 0.1 * 0.5 if parameter.dim() >= 2 else 1.0
+        torch.testing.assert_close(parameter.detach(), before[name] * factor)
+
+
+def a_step_that_is_not_finite_is_skipped_and_told(precision: str) -> None:
+    trained = engine(train={"precision": precision})
+    batches = full_batches(1)
+    trained.forward_backward(batches)
+    trained.step(1e-3)
+    before = [parameter.detach().clone() for parameter in trained.module.parameters()]
+    poisoned = MicroBatch(batches[0].tokens, batches[0].labels, batches[0].loss_mask * float("nan"))
+    share = trained.forward_backward([poisoned])
+    trained.step(1e-3)
+    assert not torch.isfinite(share)
+    assert torch.isinf(trained.grad_norm())
+    assert adam_step(trained.deepspeed) == 1
+    for parameter, old in zip(trained.module.parameters(), before, strict=True):
+        assert torch.equal(parameter, old)
+    trained.forward_backward(batches)
+    trained.step(1e-3)
+    assert torch.isfinite(trained.grad_norm())
+
+
+def the_clip_bounds_the_update() -> None:
+    """After one Adam step the first moment is (1 - beta1) times the clipped gradient."""
+    trained = engine(optimizer={"clip": 0.01, "beta1": 0.9})
+    create_adam_state(trained.deepspeed)
+    trained.forward_backward(full_batches(1))
+    trained.step(1e-3)
+    assert float(trained.grad_norm()) > 0.1
+    squares = sum(
+        float(owned_fragment(p, "exp_avg").double().pow(2).sum()) for p in trained.module.parameters() if owned_range(p)
+    )
+    assert abs(squares**0.5 / 0.1 - 0.01) < 1e-4
+
+
+def fresh_adam_state_is_linked_for_every_parameter() -> None:
+    """DeepSpeed links the state after its first group only; a checkpoint of a fresh engine needs all."""
+    trained = engine()
+    create_adam_state(trained.deepspeed)
+    for parameter in trained.module.parameters():
+        for name in ("fp32", "exp_avg", "exp_avg_sq"):
+            assert owned_fragment(parameter, name).numel() == parameter.numel()
+
+
+def main() -> None:
+    bf16_gradients_add_up_in_fp32()
+    a_step_without_a_counted_token_changes_nothing_but_decay()
+    only_matrices_decay()
+    a_step_that_is_not_finite_is_skipped_and_told("fp32")
+    a_step_that_is_not_finite_is_skipped_and_told("bf16")
+    the_clip_bounds_the_update()
+    fresh_adam_state_is_linked_for_every_parameter()
+    print("all checks passed")
+
+
+if __name__ == "__main__":
+    main()

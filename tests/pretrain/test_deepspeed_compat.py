@@ -1,0 +1,54 @@
+"""What pretrain.deepspeed_compat relies on inside DeepSpeed; red when upstream changes it."""
+
+import inspect
+from importlib.metadata import version
+
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.engine import DeepSpeedEngine
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+from deepspeed.utils.tensor_fragment import fragment_address, tensor_fragment
+
+
+def source(thing: object) -> str:
+    return inspect.getsource(thing)  # type: ignore[arg-type]
+
+
+def test_the_version_that_was_read() -> None:
+    assert version("deepspeed") == "0.19.8", "read deepspeed_compat.py again with the new version beside it"
+
+
+def test_bf16_gradients_wait_on_the_parameters() -> None:
+    assert "lp._hp_grad = hp_grad" in source(BF16_Optimizer._update_hp_grad)
+    assert "lp_param.grad = None" in source(BF16_Optimizer.accumulate_hp_grads_and_remove_lp)
+
+
+def test_empty_groups_are_dropped_and_norms_reduced_group_by_group() -> None:
+    """The two together are why every stage gets an idle element."""
+    assert 'if len(pg["params"]) != 0' in source(DeepSpeedEngine._configure_optimizer)
+    norm = source(DeepSpeedZeroOptimizer.scaled_global_norm)
+    assert "for i, group in enumerate(self.bit16_groups)" in norm
+    assert "get_grad_norm_direct" in norm
+
+
+def test_the_state_is_linked_after_the_first_group_only() -> None:
+    step = source(DeepSpeedZeroOptimizer._optimizer_step)
+    assert "self.optimizer.param_groups = [original_param_groups[group_no]]" in step
+    assert "self._lazy_init_hp_params_optimizer_state()" in step
+    for optimizer in (DeepSpeedZeroOptimizer, BF16_Optimizer):
+        link = source(optimizer._lazy_init_hp_params_optimizer_state)
+        assert "if not self._hp_optimizer_states_linked" in link
+
+
+def test_fragments_have_the_fields_that_checkpoints_read() -> None:
+    assert {"lp_fragment_address", "hp_fragment", "optim_fragment"} <= set(tensor_fragment.__dataclass_fields__)
+    assert set(fragment_address.__dataclass_fields__) == {"numel", "start"}
+
+
+def test_both_optimizers_refresh_the_working_weights() -> None:
+    for optimizer in (DeepSpeedZeroOptimizer, BF16_Optimizer):
+        assert "all_gather_dp_groups" in source(optimizer.update_lp_params)
+
+
+def test_a_step_that_is_not_finite_is_skipped_by_both() -> None:
+    assert "self.overflow = True" in source(BF16_Optimizer.step)
+    assert "is_invalid_grad_norm(scaled_global_grad_norm)" in source(DeepSpeedZeroOptimizer.step)
