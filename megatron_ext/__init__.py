@@ -1,6 +1,6 @@
 """Transformers with a residual stream on the sphere, as an extension of Megatron-core."""
 
-from megatron_ext.cpu import install_cpu_support
+from megatron_ext.cpu import install_cpu_support, save_checkpoints_in_process
 from megatron_ext.geometry import Geometry, GeometryProbe
 from megatron_ext.model import build_model
 from megatron_ext.retraction import exponential_step, project_to_sphere, tangent
@@ -21,5 +21,6 @@ __all__ = [
     "project_to_sphere",
     "residual_block_spec",
     "residual_layer_spec",
+    "save_checkpoints_in_process",
     "tangent",
 ]

@@ -161,7 +161,7 @@ class Engine:
         if (
             self.module.share_embeddings_and_output_weights
             and parallel_state.get_pipeline_model_parallel_world_size() > 1
-            and parallel_state.is_rank_in_embedding_group()
+            and (self.module.pre_process or self.module.post_process)
         ):
             tied = self.module.shared_embedding_or_output_weight()  # type: ignore[operator]
             _all_reduce_gradient(tied, parallel_state.get_embedding_group())

@@ -9,7 +9,13 @@ import torch
 from megatron.core import tensor_parallel
 
 from megatron_ext import install_cpu_support
-from megatron_ext.cpu import MEGATRON_VERSION, PATCHED_MODULES, RANDOM_STATE_FUNCTIONS
+from megatron_ext.cpu import (
+    CHECKPOINT_QUEUE,
+    CHECKPOINT_WRITER,
+    MEGATRON_VERSION,
+    PATCHED_MODULES,
+    RANDOM_STATE_FUNCTIONS,
+)
 
 RANDOM = "megatron.core.tensor_parallel.random"
 
@@ -28,6 +34,12 @@ def test_written_for_the_installed_megatron_core() -> None:
 def test_every_patched_module_still_asks_for_cuda(module: str) -> None:
     assert PATCHED_MODULES[module] in source(module)
     assert "import torch\n" in source(module)
+
+
+def test_the_checkpoint_writer_still_keeps_one_queue_from_a_manager() -> None:
+    text = source(CHECKPOINT_WRITER)
+    assert CHECKPOINT_QUEUE in text
+    assert "if _results_queue is None:" in text
 
 
 @pytest.mark.parametrize("function", RANDOM_STATE_FUNCTIONS)

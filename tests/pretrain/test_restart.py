@@ -85,3 +85,23 @@ def test_a_checkpoint_loads_in_another_layout(manifest: Path, uninterrupted: Pat
         assert list(losses) == list(range(16, STEPS + 1))
         for step, loss in losses.items():
             assert loss == pytest.approx(expected[step], rel=2e-3), (name, step)
+
+
+def test_a_killed_run_leaves_no_process_behind(manifest: Path, tmp_path: Path) -> None:
+    """A process that outlives its rank would hold the run's output open, and whoever waits for its end would hang."""
+    run, log = tmp_path / "run", tmp_path / "log"
+    (process,) = runs.start(overrides(manifest, run, "train.steps=100000"), 1, log)
+    while not list(run.glob("checkpoints/step-*")) and process.poll() is None:
+        time.sleep(0.02)
+    children = _descendants(process.pid)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 10
+    while (alive := [child for child in children if Path(f"/proc/{child}").exists()]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive, log.read_text()
+
+
+def _descendants(parent: int) -> list[int]:
+    children = [int(child) for child in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+    return children + [pid for child in children for pid in _descendants(child)]
