@@ -11,7 +11,7 @@ from pretrain.errors import run_cli
 
 def main() -> None:
     """Parse the command line and start the job it names."""
-    parser = argparse.ArgumentParser(prog="python -m pretrain", description="Pretrain a sphere-residual language model.")
+    parser = argparse.ArgumentParser(prog="python -m pretrain", description="Pretrain a language model.")
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="pretrain a model, going on from the newest checkpoint in run.dir")
     train.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file, for example configs/demo.yaml")

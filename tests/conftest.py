@@ -9,7 +9,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
 from megatron_ext import install_cpu_support
-
 from tests.pretrain.runs import build_data
 
 
