@@ -1,5 +1,6 @@
 """Every file in configs/ is a valid run whose model has the parameters its name says."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,14 @@ def test_the_rules_are_kept(path: Path) -> None:
 
 
 @pytest.mark.usefixtures("single_process")
+@pytest.mark.parametrize("activation", ["swiglu", "gelu"])
 @pytest.mark.parametrize("name", NAMED_SIZES)
-def test_parameters_as_the_name_says(name: str) -> None:
-    config = load_config(REPOSITORY / f"configs/geonorm_{name}.yaml", [])
-    model = config.model
+def test_parameters_as_the_name_says(name: str, activation: str) -> None:
+    model = load_config(REPOSITORY / f"configs/geonorm_{name}.yaml", []).model
     assert (model.num_layers, model.hidden_size, model.num_attention_heads) == SHAPES[name]
     assert model.sequence_length == (4096 if NAMED_SIZES[name] >= 1e9 else 1024)
+    if activation == "gelu":
+        model = dataclasses.replace(model, activation="gelu", ffn_hidden_size=4 * model.hidden_size)
     built = build_model(model, ParallelSettings(), dtype=torch.bfloat16, device="meta", seed=0, token_counts=None)
     parameters = sum(parameter.numel() for parameter in built.parameters())
     assert parameters == pytest.approx(NAMED_SIZES[name], rel=0.1)
