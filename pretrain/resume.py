@@ -8,7 +8,7 @@ from pretrain.data.manifest import Manifest
 from pretrain.errors import UserError
 
 # What may differ without changing what is computed.
-_FREE_MODEL_SETTINGS = {"recompute"}
+_FREE_MODEL_SETTINGS = {"model.recompute"}
 
 
 def check_resume(config: Config, manifest: Manifest, checkpoint: Path, record: dict[str, Any]) -> None:
@@ -19,14 +19,13 @@ def check_resume(config: Config, manifest: Manifest, checkpoint: Path, record: d
     Raises:
         UserError: with both values and what to change.
     """
-    saved = record["config"]
-    now = config.model_dump(mode="json")
-    pairs = [(f"model.{name}", dict(_flat(saved["model"])).get(name), value) for name, value in _flat(now["model"])]
-    pairs.append(("train.seed", saved["train"]["seed"], now["train"]["seed"]))
-    for name, before, after in pairs:
-        if name.removeprefix("model.") not in _FREE_MODEL_SETTINGS and before != after:
+    saved, now = _flat(record["config"]), _flat(config.model_dump(mode="json"))
+    for name, value in now.items():
+        fixed = name == "train.seed" or (name.startswith("model.") and name not in _FREE_MODEL_SETTINGS)
+        # A setting that the checkpoint does not know is newer than it, and its default changes nothing.
+        if fixed and name in saved and saved[name] != value:
             raise UserError(
-                f"{name}={after}, but {checkpoint} was saved with {before}; set it back or choose another run.dir"
+                f"{name}={value}, but {checkpoint} was saved with {saved[name]}; set it back or choose another run.dir"
             )
     if record["data_fingerprint"] != manifest.fingerprint:
         raise UserError(
@@ -35,8 +34,9 @@ def check_resume(config: Config, manifest: Manifest, checkpoint: Path, record: d
         )
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    pairs: list[tuple[str, Any]] = []
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted names of the leaves."""
+    leaves: dict[str, Any] = {}
     for key, value in tree.items():
-        pairs += _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [(f"{prefix}{key}", value)]
-    return pairs
+        leaves |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return leaves
