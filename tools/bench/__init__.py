@@ -1,0 +1,9 @@
+"""Benchmarks behind one door, ``python -m tools.bench NAME``: timings against a peer in the same run.
+
+A benchmark is a module with ``add_arguments(parser)`` and ``run(arguments) -> Report``, named in :data:`BENCHMARKS`.
+"""
+
+BENCHMARKS: dict[str, str] = {
+    "step": "tools.bench.step",
+}
+"""Name on the command line -> module, imported when it is asked for."""

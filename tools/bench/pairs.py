@@ -1,0 +1,87 @@
+"""Timings of several contenders in interleaved rounds.
+
+Other work on the machine, heat and clocks change over a run. Contenders that take turns (A, B, C, A, B, C, ...) meet
+the same changes, and a ratio is taken within each round before the median over the rounds.
+"""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+BUSY_SHARE = 0.8
+"""Share of the threads' time below which timings on a CPU are doubtful."""
+
+Turn = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One turn: seconds on the clock, and seconds that all threads of this process computed meanwhile."""
+
+    wall: float
+    cpu: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Several values in short: quartiles resist single disturbed rounds, the extremes show them."""
+
+    minimum: float
+    lower_quartile: float
+    median: float
+    upper_quartile: float
+    maximum: float
+
+
+Rounds = dict[str, list[Timing]]
+"""Contender -> its turn of every round."""
+
+
+def interleave(contenders: Mapping[str, Turn], rounds: int, synchronize: Callable[[], object]) -> Rounds:
+    """Let every contender take one turn in each of ``rounds`` rounds, always in the same order.
+
+    Args:
+        contenders: warmed up already: the first turns of anything are slow.
+        synchronize: waits for work that a turn left running on a device.
+    """
+    timings: Rounds = {name: [] for name in contenders}
+    for _ in range(rounds):
+        for name, turn in contenders.items():
+            synchronize()
+            cpu, wall = time.process_time(), time.perf_counter()
+            turn()
+            synchronize()
+            timings[name].append(Timing(time.perf_counter() - wall, time.process_time() - cpu))
+    return timings
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """Median, quartiles and extremes of at least one value."""
+    lower, median, upper = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else [values[0]] * 3
+    return Spread(min(values), lower, median, upper, max(values))
+
+
+def ratio(timings: Rounds, name: str, peer: str) -> Spread:
+    """Wall time of ``name`` over that of ``peer`` in the same round; above 1 the peer is faster."""
+    return spread([mine.wall / theirs.wall for mine, theirs in zip(timings[name], timings[peer], strict=True)])
+
+
+def cores_given(timings: Sequence[Timing]) -> float:
+    """CPU time over wall time of all turns together.
+
+    Well below the number of threads, the machine was busy with something else, or the work is not parallel; on a GPU
+    it only tells how busy the thread is that launches the work.
+    """
+    return sum(timing.cpu for timing in timings) / sum(timing.wall for timing in timings)
+
+
+def doubt(timings: Rounds, threads: int) -> str:
+    """A warning, on lines of its own, if the threads of this process did not compute most of the time; else nothing."""
+    given = cores_given([timing for turns in timings.values() for timing in turns])
+    if given >= BUSY_SHARE * threads:
+        return ""
+    return (
+        f"\n\nDo not trust these figures: the process computed on {given:.2f} of {threads} cores. The machine was busy "
+        f"with something else, or the work is too small for so many threads (see --threads)."
+    )
