@@ -68,12 +68,12 @@ def ratio(timings: Rounds, name: str, peer: str) -> Spread:
 
 
 def cores_given(timings: Sequence[Timing]) -> float:
-    """CPU time over wall time of all turns together.
+    """Median over the turns of CPU time over wall time.
 
     Well below the number of threads, the machine was busy with something else, or the work is not parallel; on a GPU
     it only tells how busy the thread is that launches the work.
     """
-    return sum(timing.cpu for timing in timings) / sum(timing.wall for timing in timings)
+    return statistics.median(timing.cpu / timing.wall for timing in timings)
 
 
 def doubt(timings: Rounds, threads: int) -> str:
