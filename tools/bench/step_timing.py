@@ -84,7 +84,7 @@ def describe(preset: str, config: Config, contenders: dict[str, Contender], timi
         f"{model.ffn_hidden_size}, vocabulary {model.vocab_size}, {train.precision}; {tokens} tokens a step = "
         f"{MICRO_BATCHES} micro batches x {train.micro_batch} x {model.sequence_length}\n"
         f"{PLAIN}: pre-norm in plain PyTorch; nothing is compiled but what is named so\n"
-        f"rounds taken in turn: {len(timings[PLAIN])}; ms/step is the median, a ratio the median of the rounds' ratios\n\n"
+        f"rounds: {len(timings[PLAIN])}; ms/step is the median, a ratio the median of the rounds' ratios\n\n"
         f"{table([*head, *(['peak MiB'] if cuda else [])], rows)}\n\n"
         f"loss of the first step (equal where the same is computed): {losses}"
         f"{'' if cuda else pairs.doubt(timings, torch.get_num_threads())}"
