@@ -34,7 +34,7 @@ def test_what_may_change(manifest: Path, override: str) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("model.num_layers=12", "model.num_layers=12, but run/checkpoints/step-00000010 was saved with 6"),
+        ("model.num_layers=12", "model.num_layers=12, but run/checkpoints/step-00000010 was saved with 4"),
         ("model.residual.scheme=pre_norm", "model.residual.scheme=pre_norm"),
         ("model.residual.clamp=none", "model.residual.clamp=none"),
         ("model.sequence_length=128", "model.sequence_length=128"),

@@ -31,18 +31,18 @@ BROKEN_SETTINGS = [
         ["parallel.sp=true", "parallel.tp=2", "model.sequence_length=255"],
         "model.sequence_length=255 is not divisible by parallel.tp=2",
     ),
-    ("layers_divide_over_pp", ["parallel.pp=4"], "model.num_layers=6 is not divisible by parallel.pp=4"),
+    ("layers_divide_over_pp", ["parallel.pp=3"], "model.num_layers=4 is not divisible by parallel.pp=3"),
     ("scheme_is_known", ["model.residual.scheme=geonrm"], "did you mean geonorm?"),
     ("sphere_settings_make_sense", ["model.residual.alpha=0"], "model.residual.alpha=0.0: must be positive"),
     ("sphere_settings_make_sense", ["model.residual.radius=-1"], "model.residual.radius=-1.0"),
     ("sphere_settings_make_sense", ["model.residual.clamp=3.2"], "an angle in (0, pi] radians, or none"),
     ("micro_batch_divides_global_batch", ["train.global_batch=15"], "train.global_batch=15"),
-    ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=20 must be below train.steps=10"),
-    ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.004"),
+    ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=10 must be below train.steps=10"),
+    ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
 BROKEN_LAYOUTS = [
     ("world_size_fits_model_parallel", ["parallel.tp=2"], 3, "start a multiple of 2 processes"),
-    ("global_batch_fits_data_parallel", [], 3, "train.global_batch=16 is not divisible by train.micro_batch=8 x 3"),
+    ("global_batch_fits_data_parallel", [], 3, "train.global_batch=8 is not divisible by train.micro_batch=8 x 3"),
 ]
 BROKEN_DATA = [
     ("sequence_fits_shards", ["model.sequence_length=64"], "longer than the shards' 32"),
@@ -58,7 +58,7 @@ def test_every_rule_is_broken_here() -> None:
 
 def test_the_demo_keeps_all(manifest: Path) -> None:
     check_config(demo())
-    check_layout(demo("parallel.tp=2"), 4)
+    check_layout(demo("parallel.tp=2"), 2)
     check_data(demo("model.sequence_length=32"), load_manifest(manifest))
 
 
