@@ -16,6 +16,7 @@ ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 PYTHON_BIN=$ROOT/.venv/bin/python
 VOCABULARY=2048
 SEQUENCE=256
+HELD_OUT=0.05 # of the documents
 SCHEMES=(geonorm pre_norm)
 
 demo=runs/demo
@@ -104,7 +105,9 @@ choose_layout() { # fills processes, layout and threads: processes x threads = c
 # `stop` alone. torchrun would leave its processes behind at a second signal.
 python() { exec setsid "$PYTHON_BIN" "$@"; }
 
-corpus() { python -m tools.corpus --out "$data" ${text[@]:+--text "${text[@]}"}; }
+corpus() { # a book is cut into documents, so that some of it can be held out
+    python -m tools.corpus --out "$data" ${text[@]:+--max-document-bytes 20000 --text "${text[@]}"}
+}
 
 tokenizer() {
     python -m tools.tokenizer train --input "$data/documents.jsonl" --vocab-size $VOCABULARY \
@@ -113,11 +116,11 @@ tokenizer() {
 
 shards() {
     python -m tools.shards build --force --input "$data/documents.jsonl" --tokenizer "$data/tokenizer.model" \
-        --sequence-length $SEQUENCE --out "$data/shards"
+        --sequence-length $SEQUENCE --validation-fraction $HELD_OUT --out "$data/shards"
 }
 
 recipe() { # of the data: changes with the text and with the programs that turn it into shards
-    { echo $VOCABULARY $SEQUENCE && cat "$data/documents.jsonl" tools/*.py pretrain/data/*.py; } | sha256sum
+    { echo $VOCABULARY $SEQUENCE $HELD_OUT && cat "$data/documents.jsonl" tools/*.py pretrain/data/*.py; } | sha256sum
 }
 
 prepare_data() {
