@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-import warnings
 from pathlib import Path
 
 from pretrain.errors import run_cli
@@ -20,7 +19,6 @@ def main() -> None:
 
     # Megatron-core overlaps tensor-parallel communication only then; read when CUDA starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-    _silence_optional_packages()
 
     # Imported late: they take seconds, and the checkpoint writer's helper process imports this file again.
     from pretrain.config import load_config
@@ -28,12 +26,6 @@ def main() -> None:
     from pretrain.run import run_training
 
     run_training(load_config(arguments.config, arguments.overrides), read_launch())
-
-
-def _silence_optional_packages() -> None:
-    """Megatron-core warns once per module about kernels and interfaces that this project does not use."""
-    for message in (".*(Transformer Engine|Apex).* not installed.*", "full scope is deprecated.*", "`load_state_dict`"):
-        warnings.filterwarnings("ignore", message=message, module="megatron")
 
 
 def _speaks() -> bool:

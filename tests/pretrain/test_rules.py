@@ -37,7 +37,7 @@ BROKEN_SETTINGS = [
     ("sphere_settings_make_sense", ["model.residual.radius=-1"], "model.residual.radius=-1.0"),
     ("sphere_settings_make_sense", ["model.residual.clamp=3.2"], "an angle in (0, pi] radians, or none"),
     ("micro_batch_divides_global_batch", ["train.global_batch=15"], "train.global_batch=15"),
-    ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=10 must be below train.steps=10"),
+    ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=15 must be below train.steps=10"),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
 BROKEN_LAYOUTS = [
