@@ -5,7 +5,7 @@ import os
 import sys
 from pathlib import Path
 
-from pretrain.errors import run_cli
+from pretrain.errors import SharedError, run_cli
 
 
 def main() -> None:
@@ -28,11 +28,13 @@ def main() -> None:
     run_training(load_config(arguments.config, arguments.overrides), read_launch())
 
 
-def _speaks() -> bool:
+def _speaks(error: BaseException) -> bool:
     """Before process groups start all processes find the same mistake; later one may be alone with it."""
     local_rank = os.environ.get("LOCAL_RANK") or os.environ.get("SLURM_LOCALID") or "0"
     distributed = sys.modules.get("torch.distributed")
-    return local_rank == "0" or (distributed is not None and distributed.is_initialized())
+    if distributed is None or not distributed.is_initialized():
+        return local_rank == "0"
+    return distributed.get_rank() == 0 or not isinstance(error, (SharedError, KeyboardInterrupt))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pretrain.errors import UserError
 class Section(BaseModel):
     """A group of settings; unknown keys are errors and nothing changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class RunSettings(Section):
@@ -50,7 +50,7 @@ class TrainSettings(Section):
     steps: int = Field(gt=0)
     micro_batch: int = Field(gt=0)
     global_batch: int = Field(gt=0)
-    seed: int = Field(default=1234, ge=0)
+    seed: int = Field(default=1234, ge=0, lt=2**63)
     precision: Literal["bf16", "fp32"] = "bf16"
 
 
@@ -110,17 +110,15 @@ def load_config(path: Path, overrides: list[str]) -> Config:
     Raises:
         UserError: on an unreadable file, an unknown key, a wrong type or a broken override.
     """
+    types = setting_types(Config)
     tree = _read_yaml(path)
+    _refuse_unknown(tree, types, str(path))
     for override in overrides:
-        _apply_override(tree, override)
-    known = setting_names(Config)
-    for name in _leaves(tree):
-        if name not in known:
-            raise UserError(f"{path}: {_unknown(name, known)}")
+        _refuse_unknown(_apply_override(tree, override), types, f"argument {override!r}")
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{path}: {_first_fault(error, known)}") from None
+        raise UserError(f"{path}: {_first_fault(error, set(types))}") from None
 
 
 def dump_config(config: Config) -> str:
@@ -128,16 +126,16 @@ def dump_config(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
 
 
-def setting_names(section: type, prefix: str = "") -> set[str]:
-    """All dotted names of a section class: its sections and, below them, its settings."""
-    names: set[str] = set()
+def setting_types(section: type, prefix: str = "") -> dict[str, Any]:
+    """Dotted name -> type of a section class's settings and of the sections below it."""
+    types: dict[str, Any] = {}
     for key, annotation in get_type_hints(section).items():
         if key in ("model_config", "__pydantic_config__"):
             continue
-        names.add(prefix + key)
+        types[prefix + key] = annotation
         if isinstance(annotation, type) and (issubclass(annotation, Section) or dataclasses.is_dataclass(annotation)):
-            names |= setting_names(annotation, f"{prefix}{key}.")
-    return names
+            types |= setting_types(annotation, f"{prefix}{key}.")
+    return types
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -146,51 +144,83 @@ class _UniqueKeyLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key_node, _ in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.YAMLError(f"line {line}: the name of a setting must be a word")
             if key_node.value in seen:
-                line = key_node.start_mark.line + 1
                 raise yaml.YAMLError(f"line {line}: {key_node.value} is given twice; remove one")
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            # Two sections would be one object, and an override of the one would silently change the other.
+            raise yaml.YAMLError(f"line {self.line + 1}: aliases (*name) are not supported; write the settings out")
+        return super().compose_node(parent, index)
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    try:
+        return yaml.load(text, _UniqueKeyLoader)
+    except RecursionError:
+        raise UserError(f"{where}: nested too deeply") from None
+    except (yaml.YAMLError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # PyYAML lets its converters' errors through: a date that does not exist, a tag that does not fit.
+        raise UserError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        tree = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeyLoader)
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot read the configuration: {error.strerror}") from None
-    except UnicodeDecodeError:
+    except ValueError:
         raise UserError(f"{path}: the configuration is not UTF-8 text") from None
-    except yaml.YAMLError as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
+    tree = _parse_yaml(text, str(path))
     if not isinstance(tree, dict):
         raise UserError(f"{path}: the configuration must be sections of settings (section: key: value)")
     return tree
 
 
-def _apply_override(tree: dict[str, Any], override: str) -> None:
+def _apply_override(tree: dict[str, Any], override: str) -> dict[str, Any]:
+    """Put one override into ``tree``; returns it as a tree of its own."""
+    where = f"argument {override!r}"
     name, equals, text = override.partition("=")
     if not equals or not name or name.startswith("-"):
-        raise UserError(f"argument {override!r}: an override is written section.key=value")
-    try:
-        value = yaml.load(text, _UniqueKeyLoader)
-    except yaml.YAMLError:
-        raise UserError(f"argument {override!r}: {text!r} is not a valid YAML value") from None
+        raise UserError(f"{where}: an override is written section.key=value")
+    value = _parse_yaml(text, where)
     *sections, key = name.split(".")
     node = tree
     for section in sections:
         node = node.setdefault(section, {})
         if not isinstance(node, dict):
-            raise UserError(f"argument {override!r}: {section} is not a section")
+            raise UserError(f"{where}: {section} is not a section")
     node[key] = value
+    alone: Any = value
+    for part in reversed(name.split(".")):
+        alone = {part: alone}
+    assert isinstance(alone, dict)
+    return alone
 
 
-def _leaves(tree: dict[str, Any], prefix: str = "") -> list[str]:
-    names = []
+def _refuse_unknown(tree: dict[str, Any], types: dict[str, Any], where: str) -> None:
+    for name, value in _leaves(tree):
+        if name not in types:
+            raise UserError(f"{where}: {_unknown(name, set(types))}")
+        if isinstance(value, bool) and types[name] is not bool:
+            raise UserError(f"{where}: {name}={str(value).lower()}: must not be true or false")
+        if isinstance(value, str) and "\0" in value:
+            raise UserError(f"{where}: {name} holds a NUL character")
+
+
+def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted name and value of every section and setting."""
+    pairs = []
     for key, value in tree.items():
-        names.append(f"{prefix}{key}")
+        pairs.append((f"{prefix}{key}", value))
         if isinstance(value, dict):
-            names += _leaves(value, f"{prefix}{key}.")
-    return names
+            pairs += _leaves(value, f"{prefix}{key}.")
+    return pairs
 
 
 def _unknown(name: str, known: set[str]) -> str:

@@ -12,23 +12,27 @@ class UserError(Exception):
     """
 
 
-def run_cli(main: Callable[[], None], speaks: Callable[[], bool] = lambda: True) -> NoReturn:
+class SharedError(UserError):
+    """A UserError that all processes of a job raise alike, so that one of them tells it for all."""
+
+
+def run_cli(main: Callable[[], None], speaks: Callable[[BaseException], bool] = lambda error: True) -> NoReturn:
     """Run a command's ``main`` and end the process: status 0, or 2 and one line on stderr after a UserError.
 
     An interrupt from the keyboard ends it with status 130. Any other exception is a defect of ours and keeps its
     traceback.
 
     Args:
-        speaks: whether this process tells of the error; one of several that make the same mistake is enough.
+        speaks: whether this process tells of an error; one of several that make the same mistake is enough.
     """
     try:
         main()
     except UserError as error:
-        if speaks():
+        if speaks(error):
             print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        if speaks():
+    except KeyboardInterrupt as interrupt:
+        if speaks(interrupt):
             print("interrupted", file=sys.stderr)
         sys.exit(130)
     sys.exit(0)

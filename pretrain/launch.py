@@ -36,8 +36,22 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
     SLURM_PROCID too; only a step of srun has SLURM_STEP_NUM_TASKS.
 
     Raises:
-        UserError: when a launcher's variables are incomplete or not numbers.
+        UserError: when a launcher's variables are incomplete, not numbers, contradict one another, or name no host.
     """
+    launch = _read(environment)
+    if not launch.global_rank < launch.world_size:
+        raise UserError(
+            f"the {launch.launcher} environment gives process {launch.global_rank} of {launch.world_size}; "
+            f"processes count from 0 to {launch.world_size - 1}"
+        )
+    if not 0 < launch.master_port < 2**16:
+        raise UserError(f"MASTER_PORT={launch.master_port} is not a port; use 1024 to 65535")
+    if launch.world_size > 1:
+        _require_host(launch.master_addr)
+    return launch
+
+
+def _read(environment: Mapping[str, str]) -> Launch:
     if "RANK" in environment or "WORLD_SIZE" in environment:
         return Launch(
             launcher="torchrun",
@@ -70,6 +84,13 @@ def _integer(environment: Mapping[str, str], name: str) -> int:
     if not value.isdecimal():
         raise UserError(f"{name}={value!r} in the environment is not a number; it is set by torchrun or srun")
     return int(value)
+
+
+def _require_host(name: str) -> None:
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError as error:
+        raise UserError(f"MASTER_ADDR={name} is not a host that this one can find: {error.strerror}") from None
 
 
 def _slurm_port(environment: Mapping[str, str]) -> int:

@@ -20,6 +20,7 @@ def check_resume(config: Config, manifest: Manifest, checkpoint: Path, record: d
         UserError: with both values and what to change.
     """
     saved, now = _flat(record["config"]), _flat(config.model_dump(mode="json"))
+    saved["model.vocab_size"], now["model.vocab_size"] = record["vocab_size"], vocabulary(config, manifest)
     for name, value in now.items():
         fixed = name == "train.seed" or (name.startswith("model.") and name not in _FREE_MODEL_SETTINGS)
         # A setting that the checkpoint does not know is newer than it, and its default changes nothing.
@@ -32,6 +33,11 @@ def check_resume(config: Config, manifest: Manifest, checkpoint: Path, record: d
             f"data.manifest={config.data.manifest} has fingerprint {manifest.fingerprint[:12]}, but {checkpoint} was "
             f"trained on {record['data_fingerprint'][:12]}; use the same shards or choose another run.dir"
         )
+
+
+def vocabulary(config: Config, manifest: Manifest) -> int:
+    """Rows of the embedding: the setting's, else the tokenizer's."""
+    return config.model.vocab_size or manifest.vocab_size
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -7,6 +7,7 @@ before any process group starts.
 import difflib
 import math
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 
 from megatron_ext.schemes import SCHEMES
 from pretrain.config import Config
@@ -96,7 +97,7 @@ def scheme_is_known(config: Config) -> str | None:
     scheme = config.model.residual.scheme
     if scheme in SCHEMES:
         return None
-    near = difflib.get_close_matches(scheme, SCHEMES, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(scheme.lower(), SCHEMES, n=1, cutoff=0.0)
     return f"model.residual.scheme={scheme}: unknown; did you mean {near[0]}? (known: {', '.join(SCHEMES)})"
 
 
@@ -130,6 +131,11 @@ def schedule_fits_the_run(config: Config) -> str | None:
     if optimizer.min_lr > optimizer.lr:
         return f"optimizer.min_lr={optimizer.min_lr} is above optimizer.lr={optimizer.lr}; lower it"
     return None
+
+
+def run_has_a_folder(config: Config) -> str | None:
+    """A run's files do not mix with those of the current folder."""
+    return "run.dir is empty; name a folder for the run" if config.run.dir == Path() else None
 
 
 def world_size_fits_model_parallel(config: Config, world_size: int) -> str | None:
@@ -182,6 +188,13 @@ def vocabulary_fits_tokenizer(config: Config, manifest: Manifest) -> str | None:
     return None
 
 
+def validation_has_samples(config: Config, manifest: Manifest) -> str | None:
+    """A run that validates has held-out samples."""
+    if config.validation.every and "validation" not in manifest.splits:
+        return f"{config.data.manifest} has no validation split; set validation.every=0 or build shards with one"
+    return None
+
+
 ConfigRule = Callable[[Config], str | None]
 LayoutRule = Callable[[Config, int], str | None]
 DataRule = Callable[[Config, Manifest], str | None]
@@ -198,9 +211,10 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     sphere_settings_make_sense,
     micro_batch_divides_global_batch,
     schedule_fits_the_run,
+    run_has_a_folder,
 )
 LAYOUT_RULES: Sequence[LayoutRule] = (world_size_fits_model_parallel, global_batch_fits_data_parallel)
-DATA_RULES: Sequence[DataRule] = (sequence_fits_shards, vocabulary_fits_tokenizer)
+DATA_RULES: Sequence[DataRule] = (sequence_fits_shards, vocabulary_fits_tokenizer, validation_has_samples)
 
 
 def check_config(config: Config) -> None:

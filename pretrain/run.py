@@ -11,21 +11,22 @@ import torch.distributed as dist
 
 from pretrain import parallel
 from pretrain.checkpoint import saving, store
-from pretrain.checkpoint.callback import Saver, checkpoint_directory
+from pretrain.checkpoint.callback import Saver
 from pretrain.config import Config, dump_config
 from pretrain.data.batches import TrainingBatches, ValidationBatches
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import ShardReader
+from pretrain.data.shard_index import check_files
 from pretrain.engine import Engine
-from pretrain.errors import UserError
+from pretrain.errors import SharedError
 from pretrain.evaluate import Validation
 from pretrain.launch import Launch
 from pretrain.loop import Callback, train
 from pretrain.monitor.metrics import Metrics
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
-from pretrain.resume import check_resume
+from pretrain.resume import check_resume, vocabulary
 from pretrain.rules import check_config, check_data, check_layout
 from pretrain.state import TrainState
 
@@ -48,22 +49,25 @@ def run_training(config: Config, launch: Launch) -> None:
     """
     check_config(config)
     check_layout(config, launch.world_size)
-    with store.locked_run(config.run.dir) if launch.global_rank == 0 else nullcontext():
-        start = find_start(config)
-        if start.state.step >= config.train.steps:
-            if launch.global_rank == 0:
-                print(f"{start.checkpoint} has all of train.steps={config.train.steps}; raise train.steps to go on")
-            return
-        place = parallel.start(launch, config.parallel, config.train.seed)
+    start = find_start(config)
+    if start.state.step >= config.train.steps:
+        if launch.global_rank == 0:
+            print(f"{start.checkpoint} has all of train.steps={config.train.steps}; raise train.steps to go on")
+        return
+    store.require_writable(config.run.dir)
+    place = parallel.start(launch, config.parallel, config.train.seed)
+    with store.locked_run(config.run.dir) if place.global_rank == 0 else nullcontext(True) as locked:
+        _agree(config, start.state, place, locked)
         train_from(config, start, place)
-        parallel.stop()
+    parallel.stop()
 
 
 def find_start(config: Config) -> Start:
     """Read the manifest and the newest complete checkpoint, and check both against the settings."""
     manifest = load_manifest(config.data.manifest)
     check_data(config, manifest)
-    checkpoint = store.newest(checkpoint_directory(config))
+    check_files(manifest)
+    checkpoint = store.newest(store.checkpoint_folder(config.run.dir))
     if checkpoint is None:
         return Start(manifest, TrainState(), None, {})
     record = store.read_record(checkpoint)
@@ -74,8 +78,8 @@ def find_start(config: Config) -> Start:
 def train_from(config: Config, start: Start, place: Place) -> None:
     """Build the run's parts on running process groups and train to the end."""
     manifest, state = start.manifest, start.state
-    _agree_on_step(state, place, config)
-    model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size or manifest.vocab_size)
+    vocab_size = vocabulary(config, manifest)
+    model = dataclasses.replace(config.model, vocab_size=vocab_size)
     reader = ShardReader(manifest, "train", model.sequence_length)
     data = TrainingBatches(
         reader,
@@ -87,9 +91,9 @@ def train_from(config: Config, start: Start, place: Place) -> None:
     )
     engine = Engine(config, model, manifest.token_counts.tolist(), place)
     if start.checkpoint:
-        saving.load(engine, start.checkpoint, model.vocab_size or 0, start.record)
+        saving.load(engine, start.checkpoint, vocab_size, start.record)
     board = Board(config.run.dir / "tensorboard", state.step, place.global_rank)
-    saver = Saver(config, manifest, engine, model.vocab_size or 0)
+    saver = Saver(config, manifest, engine, vocab_size)
     callbacks: list[Callback] = [saver]
     if config.validation.every:
         held_out = ShardReader(manifest, "validation", model.sequence_length)
@@ -102,13 +106,19 @@ def train_from(config: Config, start: Start, place: Place) -> None:
     board.close()
 
 
-def _agree_on_step(state: TrainState, place: Place, config: Config) -> None:
-    """All ranks must have found the same checkpoint: a folder that is not shared would mix two runs."""
-    steps = torch.tensor([state.step, -state.step], device=place.device)
-    dist.all_reduce(steps, op=dist.ReduceOp.MAX)
-    highest, lowest = int(steps[0]), -int(steps[1])
+def _agree(config: Config, state: TrainState, place: Place, locked: bool) -> None:
+    """Go on only if the run folder is ours and all ranks found the same checkpoint in it.
+
+    Raises:
+        SharedError: another run holds the folder, or it is not the same folder on all nodes.
+    """
+    facts = torch.tensor([state.step, -state.step, not locked], device=place.device)
+    dist.all_reduce(facts, op=dist.ReduceOp.MAX)
+    highest, lowest, taken = int(facts[0]), -int(facts[1]), bool(facts[2])
+    if taken:
+        raise SharedError(f"run.dir={config.run.dir} is in use by another run; stop it or choose another run.dir")
     if highest != lowest:
-        raise UserError(
+        raise SharedError(
             f"run.dir={config.run.dir}: ranks found checkpoints of different steps ({lowest} and {highest}); "
             f"put run.dir on a file system that all nodes share"
         )

@@ -22,29 +22,41 @@ _STEP = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial-"
 
 
-@contextmanager
-def locked_run(directory: Path) -> Iterator[None]:
-    """Hold the run folder for this job, and clear what killed saves left in it; the lock dies with the process.
+def require_writable(directory: Path) -> None:
+    """Make the run folder and see that checkpoints can be written below it.
 
     Raises:
-        UserError: when another process on this machine holds it, or the folder cannot be written.
+        UserError: when they cannot.
     """
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        lock = (directory / ".lock").open("w")
+        checkpoints = checkpoint_folder(directory)
+        checkpoints.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=checkpoints).close()
     except OSError as error:
         raise UserError(f"run.dir={directory}: cannot write there: {error.strerror}") from None
-    with lock:
+
+
+def checkpoint_folder(directory: Path) -> Path:
+    """Folder of a run's checkpoints."""
+    return directory / "checkpoints"
+
+
+@contextmanager
+def locked_run(directory: Path) -> Iterator[bool]:
+    """Hold the run folder for this job, and clear what killed saves left in it; the lock dies with the process.
+
+    Yields whether this process got the lock; another process on this machine may hold it.
+    """
+    with (directory / ".lock").open("w") as lock:
         try:
             # A record lock is not inherited by forked writers, which may outlive a killed run.
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(
-                f"run.dir={directory} is in use by another run; stop it or choose another run.dir"
-            ) from None
-        for leftover in directory.glob(f"*/{_PARTIAL}*"):
+            yield False
+            return
+        for leftover in checkpoint_folder(directory).glob(f"{_PARTIAL}*"):
             shutil.rmtree(leftover, ignore_errors=True)  # an orphaned writer may still be in it; nobody reads it
-        yield
+        yield True
 
 
 def newest(directory: Path) -> Path | None:
@@ -56,18 +68,23 @@ def newest(directory: Path) -> Path | None:
 
 
 def read_record(checkpoint: Path) -> dict[str, Any]:
-    """The JSON record of a checkpoint: state, configuration, data fingerprint, versions.
+    """The JSON record of a checkpoint, after a look at its files.
 
     Raises:
-        UserError: when it is missing or damaged.
+        UserError: when the record, or a file that it names, is missing, damaged, or of another size than it had.
     """
-    path = checkpoint / RECORD
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path}: the checkpoint is damaged ({error}); remove {checkpoint} to use the one before"
-        ) from None
+        record = json.loads((checkpoint / RECORD).read_text(encoding="utf-8"))
+        missing = {"state", "config", "data_fingerprint", "vocab_size", "adam_step", "files"} - set(record)
+        if missing:
+            raise ValueError(f"{RECORD} has no {', '.join(sorted(missing))}")
+        if f"step-{record['state']['step']:08d}" != checkpoint.name:
+            raise ValueError(f"it was saved at step {record['state']['step']}")
+        for name, size in record["files"].items():
+            if (found := (checkpoint / name).stat().st_size) != size:
+                raise ValueError(f"{name} has {found} bytes instead of {size}")
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise UserError(f"{checkpoint} is damaged ({error}); remove it to go on from the one before") from None
     assert isinstance(record, dict)
     return record
 
@@ -80,7 +97,11 @@ def new_partial(directory: Path, step: int) -> Path:
 
 def publish(partial: Path, step: int, record: dict[str, Any]) -> Path:
     """Make a fully written checkpoint count: write its record, force everything to disk, give it its name."""
-    (partial / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    files = {path.name: path.stat().st_size for path in sorted(partial.iterdir())}
+    (partial / RECORD).write_text(json.dumps(record | {"files": files}, indent=1), encoding="utf-8")
+    umask = os.umask(0)
+    os.umask(umask)
+    partial.chmod(0o777 & ~umask)  # a temporary folder is its owner's alone
     for path in partial.iterdir():
         _force_to_disk(path)
     _force_to_disk(partial)

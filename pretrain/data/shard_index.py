@@ -7,7 +7,7 @@ from typing import ClassVar
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from pretrain.data.files import sha256_of_file
-from pretrain.data.manifest import FORMAT_VERSION, Dtype, describe_first_error, read_json
+from pretrain.data.manifest import FORMAT_VERSION, Dtype, Manifest, describe_first_error, read_json
 from pretrain.errors import UserError
 
 _STRICT = {"extra": "forbid"}
@@ -82,3 +82,21 @@ def load_index(path: Path, sha256: str) -> ShardIndex:
     if index.version != FORMAT_VERSION:
         raise UserError(f"shard index {path} has format version {index.version}, this program reads {FORMAT_VERSION}")
     return index
+
+
+def check_files(manifest: Manifest) -> None:
+    """See that every file that a manifest names is there, shards in their size and the tokenizer in its content.
+
+    Raises:
+        UserError: naming the first that is not.
+    """
+    if sha256_of_file(manifest.tokenizer_file) != manifest.tokenizer_sha256:
+        raise UserError(f"tokenizer {manifest.tokenizer_file} is not the one that the shards were built with")
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            tar = manifest.directory / shard.file
+            for file in (tar, index_path(tar)):
+                if not file.is_file():
+                    raise UserError(f"{file} is missing, though {manifest.directory} lists it")
+            if (found := tar.stat().st_size) != shard.bytes:
+                raise UserError(f"{tar} has {found} bytes instead of {shard.bytes}; build or copy it again")

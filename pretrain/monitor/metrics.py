@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron_ext import Geometry, GeometryProbe
 from pretrain.config import Config
 from pretrain.engine import Engine
-from pretrain.errors import UserError
+from pretrain.errors import SharedError
 from pretrain.monitor.tensorboard import Board
 from pretrain.state import TrainState
 
@@ -110,7 +110,7 @@ class Metrics:
         if not broken:
             return
         if len(broken) == len(losses):
-            raise UserError(
+            raise SharedError(
                 f"loss or gradient norm was not finite in every step from {broken[0]} to {broken[-1]}; no checkpoint "
                 f"was written since; lower optimizer.lr or raise optimizer.warmup_steps, then start again"
             )

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pretrain.config import Config, dump_config, load_config, setting_names
+from pretrain.config import Config, dump_config, load_config, setting_types
 from pretrain.errors import UserError
 from tests.launch import REPOSITORY
 
@@ -53,7 +53,7 @@ def test_the_written_configuration_reads_back_equal(tmp_path: Path) -> None:
     ],
 )
 def test_names_that_scripts_rely_on(name: str) -> None:
-    assert name in setting_names(Config)
+    assert name in setting_types(Config)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +87,8 @@ def test_an_unknown_key_in_the_file(tmp_path: Path) -> None:
         ("model.activation=relu", "model.activation='relu': input should be 'swiglu' or 'gelu'"),
         ("zero.stage=3", "zero.stage=3: input should be 1"),
         ("optimizer.lr=-1", "optimizer.lr=-1: input should be greater than 0"),
+        ("optimizer.lr=.inf", "optimizer.lr=inf: input should be a finite number"),
+        ("train.seed=18446744073709551616", "train.seed=18446744073709551616: input should be less than"),
         ("model.residual=geonorm", "model.residual='geonorm': input should be a dictionary"),
     ],
 )
@@ -107,6 +109,15 @@ def test_a_broken_override(override: str) -> None:
     assert "an override is written section.key=value" in refusal(override)
 
 
+def test_an_override_is_blamed_itself() -> None:
+    assert refusal("train.stpes=5").startswith("argument 'train.stpes=5': train.stpes is not a setting")
+
+
+@pytest.mark.parametrize("name", ["train.micro_batch", "parallel.tp", "model.num_layers", "model.residual.clamp"])
+def test_a_truth_value_is_no_number(name: str) -> None:
+    assert f"{name}=true: must not be true or false" in refusal(f"{name}=true")
+
+
 def test_an_override_below_a_value() -> None:
     assert "steps is not a section" in refusal("train.steps.more=1")
 
@@ -119,6 +130,13 @@ def test_an_override_below_a_value() -> None:
         ("just text", "must be sections of settings"),
         ("", "must be sections of settings"),
         ("train: 5", "the section run is missing"),
+        ("checkpoint: &e {every: 5}\nlogging: *e", "line 2: aliases (*name) are not supported"),
+        ("? [a, b]\n: 1", "line 1: the name of a setting must be a word"),
+        ("train: {steps: 2020-13-45}", "not valid YAML"),
+        ("train: {steps: !!int abc}", "not valid YAML"),
+        ("train: {steps: !!bool abc}", "not valid YAML"),
+        ('run: {dir: "a\\0b"}', "run.dir holds a NUL character"),
+        ("a: " + "[" * 5000, "nested too deeply"),
     ],
 )
 def test_a_broken_file(tmp_path: Path, text: str, fault: str) -> None:

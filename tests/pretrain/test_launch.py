@@ -3,12 +3,12 @@ import pytest
 from pretrain.errors import UserError
 from pretrain.launch import Launch, read_launch
 
-TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "node7", "MASTER_PORT": "29500"}
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.7", "MASTER_PORT": "29500"}
 SRUN = {
     "SLURM_JOB_ID": "1234567",
     "SLURM_STEP_ID": "0",
     "SLURM_STEP_NUM_TASKS": "8",
-    "SLURM_STEP_NODELIST": "node3",
+    "SLURM_STEP_NODELIST": "localhost",
     "SLURM_PROCID": "5",
     "SLURM_LOCALID": "1",
 }
@@ -21,12 +21,12 @@ def test_alone() -> None:
 
 
 def test_torchrun() -> None:
-    assert read_launch(TORCHRUN) == Launch("torchrun", 3, 4, 1, "node7", 29500)
+    assert read_launch(TORCHRUN) == Launch("torchrun", 3, 4, 1, "127.0.0.7", 29500)
 
 
 def test_srun() -> None:
     launch = read_launch(SRUN)
-    assert launch == Launch("srun", 5, 8, 1, "node3", launch.master_port)
+    assert launch == Launch("srun", 5, 8, 1, "localhost", launch.master_port)
     assert 20000 <= launch.master_port < 40000
 
 
@@ -50,7 +50,9 @@ def test_several_nodes_need_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     with pytest.raises(UserError, match="scontrol is not on the PATH; set MASTER_ADDR"):
         read_launch({**SRUN, "SLURM_STEP_NODELIST": "node[3-4]"})
-    assert read_launch({**SRUN, "SLURM_STEP_NODELIST": "node[3-4]", "MASTER_ADDR": "node3"}).master_addr == "node3"
+    assert (
+        read_launch({**SRUN, "SLURM_STEP_NODELIST": "node[3-4]", "MASTER_ADDR": "localhost"}).master_addr == "localhost"
+    )
 
 
 @pytest.mark.parametrize(
@@ -58,6 +60,10 @@ def test_several_nodes_need_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"RANK": "0"}, "WORLD_SIZE is not set"),
         ({**TORCHRUN, "RANK": "x"}, "RANK='x' in the environment is not a number"),
+        ({**TORCHRUN, "RANK": "4"}, "gives process 4 of 4; processes count from 0 to 3"),
+        ({**TORCHRUN, "WORLD_SIZE": "0"}, "gives process 3 of 0"),
+        ({**TORCHRUN, "MASTER_PORT": "99999"}, "MASTER_PORT=99999 is not a port"),
+        ({**TORCHRUN, "MASTER_ADDR": "no.such.host.invalid"}, "MASTER_ADDR=no.such.host.invalid is not a host"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_PROCID"}, "SLURM_PROCID is not set"),
     ],
 )

@@ -17,7 +17,12 @@ def demo(*overrides: str) -> Config:
 
 
 def record(manifest: Path) -> dict[str, Any]:
-    return {"config": demo().model_dump(mode="json"), "data_fingerprint": load_manifest(manifest).fingerprint}
+    data = load_manifest(manifest)
+    return {
+        "config": demo().model_dump(mode="json"),
+        "data_fingerprint": data.fingerprint,
+        "vocab_size": data.vocab_size,
+    }
 
 
 @pytest.mark.parametrize(
@@ -46,6 +51,13 @@ def test_what_would_be_another_run(manifest: Path, override: str, message: str) 
         check_resume(demo(override), load_manifest(manifest), CHECKPOINT, record(manifest))
     assert message in str(caught.value)
     assert "choose another run.dir" in str(caught.value)
+
+
+def test_a_vocabulary_given_or_taken_from_the_tokenizer_is_the_same(manifest: Path) -> None:
+    data = load_manifest(manifest)
+    check_resume(demo(f"model.vocab_size={data.vocab_size}"), data, CHECKPOINT, record(manifest))
+    with pytest.raises(UserError, match="model.vocab_size"):
+        check_resume(demo(f"model.vocab_size={data.vocab_size + 1}"), data, CHECKPOINT, record(manifest))
 
 
 def test_other_shards_are_refused_with_both_fingerprints(manifest: Path) -> None:

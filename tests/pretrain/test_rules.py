@@ -1,5 +1,6 @@
 """Each rule: kept by the demo, broken by one change, and its message says what to change."""
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,8 @@ BROKEN_SETTINGS = [
     ("sphere_settings_make_sense", ["model.residual.clamp=3.2"], "an angle in (0, pi] radians, or none"),
     ("micro_batch_divides_global_batch", ["train.global_batch=15"], "train.global_batch=15"),
     ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=15 must be below train.steps=10"),
+    ("scheme_is_known", ["model.residual.scheme=GEONORM"], "did you mean geonorm?"),
+    ("run_has_a_folder", ["run.dir=''"], "run.dir is empty; name a folder for the run"),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
 BROKEN_LAYOUTS = [
@@ -49,10 +52,11 @@ BROKEN_DATA = [
     ("sequence_fits_shards", ["model.sequence_length=24"], "does not divide the shards' 32"),
     ("vocabulary_fits_tokenizer", ["model.vocab_size=100"], "smaller than the tokenizer's"),
 ]
+NO_VALIDATION = ("validation_has_samples", "has no validation split; set validation.every=0")
 
 
 def test_every_rule_is_broken_here() -> None:
-    tested = {row[0] for row in (*BROKEN_SETTINGS, *BROKEN_LAYOUTS, *BROKEN_DATA)}
+    tested = {row[0] for row in (*BROKEN_SETTINGS, *BROKEN_LAYOUTS, *BROKEN_DATA, NO_VALIDATION)}
     assert tested == {rule.__name__ for rule in (*CONFIG_RULES, *LAYOUT_RULES, *DATA_RULES)}
 
 
@@ -85,6 +89,14 @@ def test_data(manifest: Path, rule: str, overrides: list[str], message: str) -> 
     assert message in ({r.__name__: r(config, data) for r in DATA_RULES}[rule] or "")
     with pytest.raises(UserError):
         check_data(config, data)
+
+
+def test_a_data_set_without_validation(manifest: Path) -> None:
+    whole = load_manifest(manifest)
+    data = dataclasses.replace(whole, splits={"train": whole.split("train")})
+    rules = {rule.__name__: rule for rule in DATA_RULES}
+    assert NO_VALIDATION[1] in (rules[NO_VALIDATION[0]](demo(), data) or "")
+    assert rules[NO_VALIDATION[0]](demo("validation.every=0"), data) is None
 
 
 def test_a_larger_vocabulary_is_allowed(manifest: Path) -> None:

@@ -1,5 +1,7 @@
+import json
 import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -7,22 +9,56 @@ from pretrain.checkpoint import store
 from pretrain.errors import UserError
 
 
+def facts(step: int) -> dict[str, Any]:
+    return {"state": {"step": step}, "config": {}, "data_fingerprint": "", "vocab_size": 1, "adam_step": step}
+
+
+def published(folder: Path, step: int) -> Path:
+    partial = store.new_partial(folder, step)
+    (partial / "tensors").write_bytes(b"1234")
+    return store.publish(partial, step, facts(step))
+
+
 def test_published_checkpoints_only(tmp_path: Path) -> None:
     assert store.newest(tmp_path / "nothing") is None
     for step in (9, 100, 20):
-        store.publish(store.new_partial(tmp_path, step), step, {"step": step})
+        published(tmp_path, step)
     store.new_partial(tmp_path, 300)
     (tmp_path / "step-00000400.old").mkdir()
     newest = store.newest(tmp_path)
     assert newest == tmp_path / "step-00000100"
-    assert store.read_record(newest) == {"step": 100}
+    assert store.read_record(newest) == facts(100) | {"files": {"tensors": 4}}
 
 
-def test_a_damaged_record_says_what_to_do(tmp_path: Path) -> None:
-    checkpoint = store.publish(store.new_partial(tmp_path, 1), 1, {})
-    (checkpoint / store.RECORD).write_text("{")
-    with pytest.raises(UserError, match="the checkpoint is damaged"):
+def test_others_may_read_a_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "plain").mkdir()
+    assert published(tmp_path, 1).stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: (folder / "run.json").write_text("{"), "Expecting property name"),
+        (lambda folder: (folder / "run.json").write_text("[]"), "run.json has no"),
+        (lambda folder: (folder / "run.json").write_text("{}"), "run.json has no"),
+        (lambda folder: (folder / "run.json").unlink(), "No such file"),
+        (lambda folder: (folder / "tensors").unlink(), "No such file"),
+        (lambda folder: (folder / "tensors").write_bytes(b"123"), "tensors has 3 bytes instead of 4"),
+        (lambda folder: _rewrite(folder, files=5), "object has no attribute"),
+        (lambda folder: _rewrite(folder, state={"step": "x"}), "code"),
+        (lambda folder: _rewrite(folder, state=facts(7)["state"]), "it was saved at step 7"),
+    ],
+)
+def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
+    checkpoint = published(tmp_path, 1)
+    damage(checkpoint)
+    with pytest.raises(UserError, match=f"is damaged .*{message}.*remove it to go on from the one before"):
         store.read_record(checkpoint)
+
+
+def _rewrite(folder: Path, **changes: Any) -> None:
+    record = json.loads((folder / "run.json").read_text())
+    (folder / "run.json").write_text(json.dumps(record | changes))
 
 
 def test_partial_folders_are_never_used_twice_and_go_at_the_next_start(tmp_path: Path) -> None:
@@ -32,17 +68,14 @@ def test_partial_folders_are_never_used_twice_and_go_at_the_next_start(tmp_path:
         assert not list(directory.iterdir())
 
 
-def _try_to_lock(folder: Path, answers: "multiprocessing.Queue[str]") -> None:
-    try:
-        with store.locked_run(folder):
-            answers.put("locked")
-    except UserError as error:
-        answers.put(str(error))
+def _try_to_lock(folder: Path, answers: "multiprocessing.Queue[bool]") -> None:
+    with store.locked_run(folder) as locked:
+        answers.put(locked)
 
 
-def _ask_another_process(folder: Path) -> str:
+def _another_process_gets_the_lock(folder: Path) -> bool:
     context = multiprocessing.get_context("spawn")
-    answers: multiprocessing.Queue[str] = context.Queue()
+    answers: multiprocessing.Queue[bool] = context.Queue()
     process = context.Process(target=_try_to_lock, args=(folder, answers))
     process.start()
     answer = answers.get(timeout=60)
@@ -51,12 +84,19 @@ def _ask_another_process(folder: Path) -> str:
 
 
 def test_one_run_per_folder(tmp_path: Path) -> None:
-    with store.locked_run(tmp_path):
-        assert "is in use by another run" in _ask_another_process(tmp_path)
-    assert _ask_another_process(tmp_path) == "locked"
+    with store.locked_run(tmp_path) as locked:
+        assert locked
+        assert not _another_process_gets_the_lock(tmp_path)
+    assert _another_process_gets_the_lock(tmp_path)
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
+    store.require_writable(tmp_path / "run")
+    assert not list((tmp_path / "run/checkpoints").iterdir())
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="cannot write there"), store.locked_run(tmp_path / "file" / "run"):
-        pass
+    with pytest.raises(UserError, match="cannot write there"):
+        store.require_writable(tmp_path / "file" / "run")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/checkpoints").write_text("")
+    with pytest.raises(UserError, match="cannot write there"):
+        store.require_writable(tmp_path / "other")
