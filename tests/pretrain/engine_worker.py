@@ -87,6 +87,19 @@ def a_step_that_is_not_finite_is_skipped_and_told(precision: str) -> None:
     assert torch.isfinite(trained.grad_norm())
 
 
+def every_parameter_moves_at_the_rate_of_the_step() -> None:
+    """Adam's first update is the learning rate times the gradient's sign."""
+    trained = engine(optimizer={"weight_decay": 0.0, "epsilon": 1e-20, "beta1": 0.7, "beta2": 0.8})
+    assert {group["betas"] for group in trained.deepspeed.optimizer.param_groups} == {(0.7, 0.8)}
+    before = {name: p.detach().clone() for name, p in global_names(trained.module).items()}
+    trained.forward_backward(full_batches(4))
+    trained.step(0.125)
+    for name, parameter in global_names(trained.module).items():
+        moved = (parameter.detach() - before[name]).abs()
+        torch.testing.assert_close(moved[moved > 0], torch.full_like(moved[moved > 0], 0.125), rtol=1e-3, atol=0)
+        assert moved.any(), name
+
+
 def the_clip_bounds_the_update() -> None:
     """After one Adam step the first moment is (1 - beta1) times the clipped gradient."""
     trained = engine(optimizer={"clip": 0.01, "beta1": 0.9})
@@ -115,6 +128,7 @@ def main() -> None:
     only_matrices_decay()
     a_step_that_is_not_finite_is_skipped_and_told("fp32")
     a_step_that_is_not_finite_is_skipped_and_told("bf16")
+    every_parameter_moves_at_the_rate_of_the_step()
     the_clip_bounds_the_update()
     fresh_adam_state_is_linked_for_every_parameter()
     print("all checks passed")

@@ -1,10 +1,11 @@
 """Real runs through the command line: a small data set, processes to start and kill, curves to read back."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -82,3 +83,20 @@ def curve(run: Path, tag: str) -> dict[int, float]:
     steps = [point.step for point in points]
     assert steps == sorted(set(steps)), f"{tag} runs twice over a step: {steps}"
     return {point.step: point.value for point in points}
+
+
+@contextlib.contextmanager
+def locked(run: Path) -> Iterator[None]:
+    """Another process holds the run's lock within."""
+    run.mkdir(parents=True)
+    script = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", script, str(run / ".lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    holder.stdout.readline()
+    try:
+        yield
+    finally:
+        holder.kill()
+        holder.wait()

@@ -1,12 +1,20 @@
 """The command line as a user meets it: alone, under each launcher, and with mistakes."""
 
+import dataclasses
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from megatron_ext import build_model
+from pretrain.config import load_config
+from pretrain.data.manifest import load_manifest
+from pretrain.data.order import SampleOrder
+from pretrain.data.reader import ShardReader
+from pretrain.schedule import learning_rate
 from tests.launch import REPOSITORY
 from tests.pretrain import runs
 
@@ -46,6 +54,9 @@ def test_alone(manifest: Path, tmp_path: Path) -> None:
     first = run(command(*settings))
     assert (first.returncode, first.stderr) == (0, "")
     assert "step 8/8  loss " in first.stdout
+    optimizer = load_config(REPOSITORY / "configs/demo.yaml", [*runs.SMALL, *settings]).optimizer
+    rates = runs.curve(folder, "train/lr")
+    assert rates == pytest.approx({step: learning_rate(step - 1, 8, optimizer) for step in range(1, 9)}, rel=1e-6)
     assert sorted(runs.curve(folder, "train/loss")) == list(range(1, 9))
     for tag in (
         *("train/loss", "train/grad_norm", "train/lr", "throughput/tokens_per_second"),
@@ -57,6 +68,48 @@ def test_alone(manifest: Path, tmp_path: Path) -> None:
     again = run(command(*settings))
     assert (again.returncode, again.stderr) == (0, "")
     assert "has all of train.steps=8; raise train.steps to go on" in again.stdout
+    other = run(command(*settings, "train.steps=9", "model.num_layers=1"))
+    assert (other.returncode, other.stdout) == (2, "")
+    assert other.stderr.startswith("error: model.num_layers=1, but ")
+    next(folder.glob("checkpoints/step-00000008/__*.distcp")).unlink()
+    damaged = run(command(*settings, "train.steps=9"))
+    assert (damaged.returncode, damaged.stderr.count("\n")) == (2, 1)
+    assert "remove it to go on from the one before" in damaged.stderr
+
+
+@pytest.mark.usefixtures("single_process")
+def test_losses_are_those_of_the_promised_samples(manifest: Path, tmp_path: Path) -> None:
+    """With a rate of nothing the weights stay as drawn, so every loss can be computed from the samples' order alone."""
+    folder = tmp_path / "run"
+    settings = [f"data.manifest={manifest}", f"run.dir={folder}", "train.steps=6", "train.precision=fp32"]
+    settings += ["optimizer.lr=1e-30", "optimizer.min_lr=0", "train.seed=77"]
+    done = run(command(*settings))
+    assert done.returncode == 0, done.stderr
+    config = load_config(REPOSITORY / "configs/demo.yaml", [*runs.SMALL, *settings])
+    data = load_manifest(manifest)
+    model = build_model(
+        dataclasses.replace(config.model, vocab_size=data.vocab_size),
+        config.parallel,
+        dtype=torch.float32,
+        device="cpu",
+        seed=77,
+        token_counts=data.token_counts.tolist(),
+    )
+
+    def loss(reader: ShardReader, sample_ids: list[int]) -> float:
+        rows = torch.tensor([reader.read(sample).tolist() for sample in sample_ids])
+        positions = torch.arange(rows.shape[1] - 1).expand(len(rows), -1)
+        with torch.no_grad():
+            return float(model(rows[:, :-1].contiguous(), positions, None, labels=rows[:, 1:].contiguous()).mean())
+
+    train = ShardReader(data, "train", 32)
+    order = SampleOrder(train.shard_sizes, seed=77)
+    expected = {
+        step: loss(train, [order.sample_id(draw) for draw in range(4 * (step - 1), 4 * step)]) for step in range(1, 7)
+    }
+    assert runs.curve(folder, "train/loss") == pytest.approx(expected, rel=1e-5)
+    validation = loss(ShardReader(data, "validation", 32), list(range(6)))
+    assert runs.curve(folder, "validation/loss") == pytest.approx({6: validation}, rel=1e-5)
 
 
 def test_under_srun_as_under_torchrun(manifest: Path, tmp_path: Path) -> None:
@@ -87,8 +140,9 @@ def test_under_srun_as_under_torchrun(manifest: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        (["train.stps=5"], "error: configs/demo.yaml: train.stps is not a setting; did you mean train.steps?"),
+        (["train.stps=5"], "error: argument 'train.stps=5': train.stps is not a setting; did you mean train.steps?"),
         (["parallel.tp=2"], "error: 1 process(es) cannot be divided by parallel.tp=2 x parallel.pp=1;"),
+        (["model.num_attention_heads=3"], "error: model.hidden_size=32 over model.num_attention_heads=3"),
         (["data.manifest=nowhere.json"], "error: manifest nowhere.json does not exist"),
     ],
 )
@@ -120,3 +174,13 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoints(manifest: Path, tmp
     assert done.returncode == 2, done.stdout + done.stderr
     assert "was not finite in every step" in done.stderr
     assert not list(folder.glob("checkpoints/*"))
+
+
+def test_a_folder_in_use_is_told_by_one_process(manifest: Path, tmp_path: Path) -> None:
+    """All processes end, also where nothing kills them: the rank that holds no lock must not wait for one that left."""
+    log, folder = tmp_path / "log", tmp_path / "run"
+    with runs.locked(folder):
+        processes = runs.start([f"data.manifest={manifest}", f"run.dir={folder}"], 2, log)
+        assert [process.wait(120) for process in processes] == [2, 2], log.read_text()
+    errors = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
+    assert errors == [f"error: run.dir={folder} is in use by another run; stop it or choose another run.dir"]

@@ -56,7 +56,7 @@ def test_what_would_be_another_run(manifest: Path, override: str, message: str) 
 def test_a_vocabulary_given_or_taken_from_the_tokenizer_is_the_same(manifest: Path) -> None:
     data = load_manifest(manifest)
     check_resume(demo(f"model.vocab_size={data.vocab_size}"), data, CHECKPOINT, record(manifest))
-    with pytest.raises(UserError, match="model.vocab_size"):
+    with pytest.raises(UserError, match=r"model\.vocab_size"):
         check_resume(demo(f"model.vocab_size={data.vocab_size + 1}"), data, CHECKPOINT, record(manifest))
 
 

@@ -48,7 +48,8 @@ def config(layout: str, **sections: dict[str, Any]) -> Config:
             "global_batch": GLOBAL_BATCH,
             "precision": "fp32",
         },
-        "optimizer": {"lr": 3e-3, "warmup_steps": 5, "clip": 0.5},
+        # A small gradient's sign must not decide an update: rounding would grow over the steps.
+        "optimizer": {"lr": 3e-3, "warmup_steps": 5, "clip": 0.5, "epsilon": 1e-4},
         "parallel": dataclasses.asdict(LAYOUTS[layout]),
     }
     for name, settings in sections.items():
