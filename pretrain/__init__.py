@@ -2,6 +2,12 @@
 
 import warnings
 
-# Megatron-core warns once per module about kernels and interfaces that are not used here; the first import is too late.
-for _message in (".*(Transformer Engine|Apex).* not installed.*", "full scope is deprecated.*", "`load_state_dict`"):
-    warnings.filterwarnings("ignore", message=_message, module="megatron")
+# Megatron-core and DeepSpeed warn about kernels that are not used here and of interfaces that they will have to change;
+# the first import would be too late to say so.
+for _message in (
+    ".*(Transformer Engine|Apex).* not installed",
+    "full scope is deprecated",
+    "`load_state_dict` is deprecated",
+    "`torch.distributed.all_gather_into_tensor` is deprecated",
+):
+    warnings.filterwarnings("ignore", message=_message)

@@ -31,7 +31,6 @@ class Place:
     pp_rank: int
     dp_rank: int
     dp_size: int
-    is_last_stage: bool
 
 
 def start(launch: Launch, parallel: ParallelSettings, seed: int, timeout_minutes: float = 10) -> Place:
@@ -40,7 +39,8 @@ def start(launch: Launch, parallel: ParallelSettings, seed: int, timeout_minutes
     Every collective that waits longer than ``timeout_minutes`` ends the process with an error.
     """
     cuda = torch.cuda.is_available()
-    device = torch.device("cuda", launch.local_rank) if cuda else torch.device("cpu")
+    # Some launchers show each process its own GPU only, which then has index 0.
+    device = torch.device("cuda", launch.local_rank % torch.cuda.device_count()) if cuda else torch.device("cpu")
     if cuda:
         torch.cuda.set_device(device)
     dist.init_process_group(
@@ -71,7 +71,6 @@ def arrange(device: torch.device, parallel: ParallelSettings, seed: int) -> Plac
         pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
-        is_last_stage=parallel_state.is_pipeline_last_stage(),
     )
 
 
