@@ -43,9 +43,20 @@ def worst_gradient(result: Any, expected: Any) -> float:
     )
 
 
+@pytest.mark.slow
+def test_eight_processes_equal_one(results: dict[str, Any], tmp_path: Path) -> None:
+    cases = ["tp2pp2dp2", "tp2pp2dp2sp:tied", "pp4dp2:pre_norm", "tp2pp2dp2sp:gelu_layernorm"]
+    launch("tests.pretrain.parity_worker", 8, str(tmp_path), *cases, timeout=600)
+    for case in cases:
+        assert_equal(torch.load(tmp_path / f"{case}.pt"), reference(results, case))
+
+
 @pytest.mark.parametrize("case", EXACT)
 def test_fp32_equals_one_process(results: dict[str, Any], case: str) -> None:
-    result, expected = results[case], reference(results, case)
+    assert_equal(results[case], reference(results, case))
+
+
+def assert_equal(result: Any, expected: Any) -> None:
     assert len(result["losses"]) == 20
     assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert result["norms"] == pytest.approx(expected["norms"], rel=1e-5)

@@ -39,31 +39,39 @@ def test_every_step_has_a_point(uninterrupted: Path) -> None:
 
 
 def test_killed_runs_go_on_bit_for_bit(manifest: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    """kill -9 at random moments and in the midst of saves."""
-    run, log = tmp_path / "killed", tmp_path / "log"
+    killed_run_equals(manifest, uninterrupted, tmp_path, kills=5)
+
+
+@pytest.mark.slow
+def test_runs_killed_many_times_go_on_bit_for_bit(manifest: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    killed_run_equals(manifest, uninterrupted, tmp_path, kills=20)
+
+
+def killed_run_equals(manifest: Path, uninterrupted: Path, folder: Path, kills: int) -> None:
+    """kill -9, by turns at a random moment and in the midst of a save; few steps are gained in between."""
+    run, log = folder / "killed", folder / "log"
     settings = overrides(manifest, run, "parallel.tp=2")
     moments = random.Random(time.time_ns())
-    kills = 0
-    for attempt in range(5):
+    hit = 0
+    for attempt in range(kills):
         processes = runs.start(settings, 2, log)
-        _wait_for_progress(run, log, processes)
+        _wait_for_progress(log, attempt, processes)
         if attempt % 2:
             _wait_for_a_save(run, processes)
         else:
-            time.sleep(moments.uniform(0, 1.5))
-        kills += any(process.poll() is None for process in processes)
+            time.sleep(moments.uniform(0, 1.0 if kills < 10 else 0.3))
+        hit += any(process.poll() is None for process in processes)
         runs.kill(processes)
-    assert kills >= 3, "the runs ended before they were killed: " + log.read_text()
+    assert hit >= 3, "the runs ended before they were killed: " + log.read_text()
     complete(settings, 2, log)
     for tag in TAGS:
         assert runs.curve(run, tag) == runs.curve(uninterrupted, tag), tag
     assert not list((run / "checkpoints").glob(".partial-*"))
 
 
-def _wait_for_progress(run: Path, log: Path, processes: list) -> None:
-    """Until this start of the run has trained: an event file of its own with more than the header."""
-    known = log.read_text().count("run folder")
-    while log.read_text().count("run folder") == known and all(process.poll() is None for process in processes):
+def _wait_for_progress(log: Path, starts_before: int, processes: list) -> None:
+    """Until this start of the run trains, or has ended."""
+    while log.read_text().count("run folder") <= starts_before and all(p.poll() is None for p in processes):
         time.sleep(0.02)
 
 

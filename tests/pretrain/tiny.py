@@ -25,6 +25,9 @@ LAYOUTS = {
     "tp2pp2sp": ParallelSettings(tp=2, pp=2, sp=True),
     "pp2dp2": ParallelSettings(pp=2),
     "tp2dp2": ParallelSettings(tp=2),
+    "tp2pp2dp2": ParallelSettings(tp=2, pp=2),
+    "tp2pp2dp2sp": ParallelSettings(tp=2, pp=2, sp=True),
+    "pp4dp2": ParallelSettings(pp=4),
 }
 
 
