@@ -1,4 +1,4 @@
-"""The same code on an NVIDIA GPU. Marked `gpu`: run by `tools/test.sh slow` where CUDA is there, else counted as NOT RUN.
+"""The same code on an NVIDIA GPU. Marked `gpu`: run by `tools/test.sh slow` where CUDA is, else counted as NOT RUN.
 
 What the GPU tests call is tried on the CPU by a test beside them, so that a machine with a GPU finds no typing mistake.
 """
@@ -31,7 +31,7 @@ def retraction_error(device: str, dtype: torch.dtype) -> float:
     state, update, grad = (torch.randn(64, 256, generator=generator).to(dtype) for _ in range(3))
 
     def outcome(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
-        x, u = (tensor.to(device, dtype).requires_grad_() for tensor in (state, update))
+        x, u = (tensor.detach().clone().to(device, dtype).requires_grad_() for tensor in (state, update))
         y = exponential_step(x, u, 0.5, 1.5)
         y.backward(grad.to(device, dtype))
         return [tensor.detach().cpu().double() for tensor in (y, x.grad, u.grad) if tensor is not None]

@@ -1,5 +1,6 @@
 """The same training in every layout: losses, norms, validation, every gradient; and what must differ between ranks."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
