@@ -39,8 +39,13 @@ class ModelSettings:
     Attributes:
         num_query_groups: key/value heads; None means one per attention head.
         vocab_size: rows of the embedding before padding; None means the tokenizer's.
+        activation: of the MLP; swiglu has a gate, so it takes 2/3 of gelu's ffn_hidden_size for as many parameters.
+        normalization: of pre_norm's inputs, and the final norm of every scheme; norm_epsilon is its epsilon.
+        rope_base: base of the rotary position embedding's wavelengths.
+        tie_embeddings: one matrix for the embedding and the output layer.
         output_bias: bias of the output layer: ``unigram`` starts at the log token frequencies, ``learned`` at zero.
             Without it a model on the sphere collapses early to the unigram distribution.
+        init_std: standard deviation of the initial weights; output projections have it over sqrt(2 num_layers).
         recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass.
     """
 

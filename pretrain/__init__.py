@@ -8,6 +8,6 @@ for _message in (
     ".*(Transformer Engine|Apex).* not installed",
     "full scope is deprecated",
     "`load_state_dict` is deprecated",
-    "`torch.distributed.all_gather_into_tensor` is deprecated",
+    r"`torch\.distributed\.\w+` is deprecated",
 ):
     warnings.filterwarnings("ignore", message=_message)

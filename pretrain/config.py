@@ -43,8 +43,8 @@ class ZeroSettings(Section):
 class TrainSettings(Section):
     """Length and batch of a run.
 
-    ``micro_batch`` and ``global_batch`` count samples; ``precision`` bf16 keeps fp32 master weights and accumulates
-    gradients in fp32.
+    ``micro_batch`` and ``global_batch`` count samples; ``seed`` decides the initial weights and the order of samples;
+    ``precision`` bf16 keeps fp32 master weights and accumulates gradients in fp32.
     """
 
     steps: int = Field(gt=0)
@@ -118,7 +118,10 @@ def load_config(path: Path, overrides: list[str]) -> Config:
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
-        raise UserError(f"{path}: {_first_fault(error, set(types))}") from None
+        name, fault = _first_fault(error, types)
+        given = [override for override in overrides if override.partition("=")[0] == name]
+        where = f"argument {given[-1]!r}" if given else str(path)
+        raise UserError(f"{where}: {fault}") from None
 
 
 def dump_config(config: Config) -> str:
@@ -133,9 +136,13 @@ def setting_types(section: type, prefix: str = "") -> dict[str, Any]:
         if key in ("model_config", "__pydantic_config__"):
             continue
         types[prefix + key] = annotation
-        if isinstance(annotation, type) and (issubclass(annotation, Section) or dataclasses.is_dataclass(annotation)):
+        if _is_section(annotation):
             types |= setting_types(annotation, f"{prefix}{key}.")
     return types
+
+
+def _is_section(annotation: Any) -> bool:
+    return isinstance(annotation, type) and (issubclass(annotation, Section) or dataclasses.is_dataclass(annotation))
 
 
 class _UniqueKeyLoader(yaml.SafeLoader):
@@ -206,7 +213,9 @@ def _apply_override(tree: dict[str, Any], override: str) -> dict[str, Any]:
 def _refuse_unknown(tree: dict[str, Any], types: dict[str, Any], where: str) -> None:
     for name, value in _leaves(tree):
         if name not in types:
-            raise UserError(f"{where}: {_unknown(name, set(types))}")
+            raise UserError(f"{where}: {_unknown(name, types)}")
+        if _is_section(types[name]) and not isinstance(value, dict):
+            raise UserError(f"{where}: {name} is a section; give {name}.KEY=VALUE with {_keys_of(name, types)}")
         if isinstance(value, bool) and types[name] is not bool:
             raise UserError(f"{where}: {name}={str(value).lower()}: must not be true or false")
         if isinstance(value, str) and "\0" in value:
@@ -223,30 +232,35 @@ def _leaves(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     return pairs
 
 
-def _unknown(name: str, known: set[str]) -> str:
-    leaf = name.rpartition(".")[2]
-    by_leaf = [other for other in known if other.rpartition(".")[2] == leaf]
-    near = sorted(by_leaf) or difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+def _unknown(name: str, types: dict[str, Any]) -> str:
+    section, _, leaf = name.rpartition(".")
+    by_leaf = [other for other in types if other.rpartition(".")[2] == leaf]
+    near = sorted(by_leaf) or difflib.get_close_matches(name, sorted(types), n=1, cutoff=0.5)
     hint = f"; did you mean {near[0]}?" if near else ""
-    return f"{name} is not a setting{hint}"
+    keys = f" ({section} has {_keys_of(section, types)})" if section in types else ""
+    return f"{name} is not a setting{hint}{keys}"
 
 
-def _first_fault(error: ValidationError, known: set[str]) -> str:
+def _keys_of(section: str, types: dict[str, Any]) -> str:
+    return ", ".join(name.rpartition(".")[2] for name in types if name.rpartition(".")[0] == section)
+
+
+def _first_fault(error: ValidationError, types: dict[str, Any]) -> tuple[str, str]:
+    """Name of the first faulty setting, and one line on it."""
     faults = error.errors()
     first = faults[0]
     name = ""
     for part in first["loc"]:  # a union's branches follow the setting's own name
-        if f"{name}{part}" not in known:
+        if f"{name}{part}" not in types:
             break
         name += f"{part}."
     name = name.rstrip(".")
     if first["type"] in ("missing", "missing_keyword_only_argument"):
         missing = ".".join(str(part) for part in first["loc"])
-        if any(other.startswith(f"{missing}.") for other in known):
-            return f"the section {missing} is missing"
-        return f"{missing} is missing; give it in the file or as {missing}=VALUE"
-    same = [
-        fault["msg"] for fault in faults if fault["loc"][: name.count(".") + 1] == first["loc"][: name.count(".") + 1]
-    ]
+        if _is_section(types.get(missing)):
+            return missing, f"the section {missing} is missing"
+        return missing, f"{missing} is missing; give it in the file or as {missing}=VALUE"
+    depth = name.count(".") + 1
+    same = [fault["msg"] for fault in faults if fault["loc"][:depth] == first["loc"][:depth]]
     wishes = " or ".join(message[0].lower() + message[1:] for message in same)
-    return f"{name}={first['input']!r}: {wishes}"
+    return name, f"{name}={first['input']!r}: {wishes}"

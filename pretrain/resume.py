@@ -35,6 +35,12 @@ def check_resume(config: Config, manifest: Manifest, checkpoint: Path, record: d
         )
 
 
+def changed_settings(config: Config, record: dict[str, Any]) -> list[str]:
+    """What a resumed run does otherwise than the saved one, as ``name: before -> after``."""
+    saved, now = _flat(record["config"]), _flat(config.model_dump(mode="json"))
+    return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
+
+
 def vocabulary(config: Config, manifest: Manifest) -> int:
     """Rows of the embedding: the setting's, else the tokenizer's."""
     return config.model.vocab_size or manifest.vocab_size

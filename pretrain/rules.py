@@ -156,7 +156,7 @@ def global_batch_fits_data_parallel(config: Config, world_size: int) -> str | No
     if batch % (micro * dp):
         return (
             f"train.global_batch={batch} is not divisible by train.micro_batch={micro} x {dp} data-parallel ranks; "
-            f"use a multiple of {micro * dp} or change train.micro_batch"
+            f"lower train.micro_batch, or use a multiple of {micro * dp}"
         )
     return None
 

@@ -26,7 +26,7 @@ from pretrain.loop import Callback, train
 from pretrain.monitor.metrics import Metrics
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
-from pretrain.resume import check_resume, vocabulary
+from pretrain.resume import changed_settings, check_resume, vocabulary
 from pretrain.rules import check_config, check_data, check_layout
 from pretrain.state import TrainState
 
@@ -140,3 +140,5 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board) -> Non
         + (f"resumed from {start.checkpoint}" if start.checkpoint else f"{config.train.steps} steps from scratch"),
         flush=True,
     )
+    for change in changed_settings(config, start.record) if start.checkpoint else []:
+        print(f"changed since then: {change}", flush=True)

@@ -6,6 +6,7 @@ host synchronisation in between, and no step without a point on the curve.
 
 import math
 import time
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -91,7 +92,9 @@ class Metrics:
                 f"lr {self._pending[-1].lr:.3e}  tokens/s {tokens_per_second:,.0f}",
                 flush=True,
             )
-        self._refuse_divergence(first, losses, norms)
+        broken = steps_not_finite(first, losses, norms)
+        if broken and self._engine.place.global_rank == 0:
+            print(f"warning: not finite, update skipped, in steps {broken}", flush=True)
         self._pending.clear()
 
     def _write_geometry(self, geometry: Geometry, step: int) -> None:
@@ -101,18 +104,21 @@ class Metrics:
         for layer, length in enumerate(geometry.resultant_length.tolist(), start=1):
             self._board.scalar(f"geometry/resultant_length/layer_{layer:02d}", length, step)
 
-    def _refuse_divergence(self, first: int, losses: list[float], norms: list[float]) -> None:
-        broken = [
-            step
-            for step, loss, norm in zip(range(first, first + len(losses)), losses, norms, strict=True)
-            if not (math.isfinite(loss) and math.isfinite(norm))
-        ]
-        if not broken:
-            return
-        if len(broken) == len(losses):
-            raise SharedError(
-                f"loss or gradient norm was not finite in every step from {broken[0]} to {broken[-1]}; no checkpoint "
-                f"was written since; lower optimizer.lr or raise optimizer.warmup_steps, then start again"
-            )
-        if self._engine.place.global_rank == 0:
-            print(f"warning: not finite, update skipped, in steps {broken}", flush=True)
+
+def steps_not_finite(first: int, losses: Sequence[float], norms: Sequence[float]) -> list[int]:
+    """Steps, counted from ``first``, whose loss or gradient norm is not finite; their updates were skipped.
+
+    Raises:
+        SharedError: all of them are, so the run is beyond repair by itself.
+    """
+    broken = [
+        step
+        for step, (loss, norm) in enumerate(zip(losses, norms, strict=True), start=first)
+        if not (math.isfinite(loss) and math.isfinite(norm))
+    ]
+    if len(broken) == len(losses):
+        raise SharedError(
+            f"loss or gradient norm was not finite in every step from {broken[0]} to {broken[-1]}; no checkpoint "
+            f"was written since; lower optimizer.lr or raise optimizer.warmup_steps, then start again"
+        )
+    return broken

@@ -89,7 +89,7 @@ def test_an_unknown_key_in_the_file(tmp_path: Path) -> None:
         ("optimizer.lr=-1", "optimizer.lr=-1: input should be greater than 0"),
         ("optimizer.lr=.inf", "optimizer.lr=inf: input should be a finite number"),
         ("train.seed=18446744073709551616", "train.seed=18446744073709551616: input should be less than"),
-        ("model.residual=geonorm", "model.residual='geonorm': input should be a dictionary"),
+        ("model.residual=geonorm", "model.residual is a section; give model.residual.KEY=VALUE with scheme, decay"),
     ],
 )
 def test_a_wrong_value_names_the_setting(override: str, fault: str) -> None:
@@ -109,7 +109,12 @@ def test_a_broken_override(override: str) -> None:
     assert "an override is written section.key=value" in refusal(override)
 
 
+def test_an_unknown_key_lists_its_section() -> None:
+    assert "(optimizer has lr, min_lr, warmup_steps," in refusal("optimizer.learning_rate=1")
+
+
 def test_an_override_is_blamed_itself() -> None:
+    assert refusal("optimizer.lr=1e-3x").startswith("argument 'optimizer.lr=1e-3x': optimizer.lr='1e-3x': ")
     assert refusal("train.stpes=5").startswith("argument 'train.stpes=5': train.stpes is not a setting")
 
 
@@ -129,7 +134,7 @@ def test_an_override_below_a_value() -> None:
         ("a: [", "not valid YAML"),
         ("just text", "must be sections of settings"),
         ("", "must be sections of settings"),
-        ("train: 5", "the section run is missing"),
+        ("train: 5", "train is a section; give train.KEY=VALUE with steps, micro_batch"),
         ("checkpoint: &e {every: 5}\nlogging: *e", "line 2: aliases (*name) are not supported"),
         ("? [a, b]\n: 1", "line 1: the name of a setting must be a word"),
         ("train: {steps: 2020-13-45}", "not valid YAML"),

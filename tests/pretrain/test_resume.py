@@ -6,7 +6,7 @@ import pytest
 from pretrain.config import Config, load_config
 from pretrain.data.manifest import load_manifest
 from pretrain.errors import UserError
-from pretrain.resume import check_resume
+from pretrain.resume import changed_settings, check_resume
 from tests.launch import REPOSITORY
 
 CHECKPOINT = Path("run/checkpoints/step-00000010")
@@ -71,3 +71,11 @@ def test_a_setting_newer_than_the_checkpoint_is_no_difference(manifest: Path) ->
     saved = record(manifest)
     del saved["config"]["model"]["norm_epsilon"]
     check_resume(demo(), load_manifest(manifest), CHECKPOINT, saved)
+
+
+def test_changes_are_told(manifest: Path) -> None:
+    assert changed_settings(demo(), record(manifest)) == []
+    assert changed_settings(demo("train.steps=999", "parallel.tp=2"), record(manifest)) == [
+        "train.steps: 150 -> 999",
+        "parallel.tp: 1 -> 2",
+    ]

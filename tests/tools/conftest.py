@@ -1,3 +1,3 @@
-from tests.data.conftest import manifest, own_copy
+from tests.pretrain.data.conftest import manifest, own_copy
 
 __all__ = ["manifest", "own_copy"]

@@ -13,7 +13,7 @@ from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.reader import ShardReader
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
-from tests.data.small import ODD_TEXTS, SEQUENCE_LENGTH, layout, real_texts, write_documents
+from tests.pretrain.data.small import ODD_TEXTS, SEQUENCE_LENGTH, layout, real_texts, write_documents
 from tools.documents import is_validation
 from tools.shards import build, main
 

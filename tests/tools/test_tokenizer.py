@@ -5,7 +5,7 @@ import pytest
 
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
-from tests.data.small import ODD_TEXTS, real_texts, write_documents
+from tests.pretrain.data.small import ODD_TEXTS, real_texts, write_documents
 from tools.documents import VALIDATION_FRACTION, Document, is_validation
 from tools.tokenizer import EOD_PIECE, MAX_LINE_BYTES, Sample, main, training_lines
 

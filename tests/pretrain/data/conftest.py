@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.data.manifest import Manifest
-from tests.data.small import build_small
+from tests.pretrain.data.small import build_small
 
 
 @pytest.fixture(scope="session")

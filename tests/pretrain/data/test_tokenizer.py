@@ -9,7 +9,7 @@ from pretrain.data import tokenizer as tokenizer_module
 from pretrain.data.manifest import Manifest
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
-from tests.data.small import ODD_TEXTS, real_texts
+from tests.pretrain.data.small import ODD_TEXTS, real_texts
 
 
 def test_documents_end_with_one_end_of_document(manifest: Manifest) -> None:

@@ -7,7 +7,7 @@ from pretrain.data.manifest import Manifest
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import ShardReader
 from pretrain.errors import UserError
-from tests.data.small import SEQUENCE_LENGTH
+from tests.pretrain.data.small import SEQUENCE_LENGTH
 
 GLOBAL_BATCH = 24
 

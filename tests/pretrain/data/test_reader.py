@@ -11,7 +11,7 @@ from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.reader import ShardReader
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
-from tests.data.small import SEQUENCE_LENGTH, layout
+from tests.pretrain.data.small import SEQUENCE_LENGTH, layout
 from tools.shard_writer import SplitWriter
 
 
