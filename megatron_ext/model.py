@@ -130,19 +130,7 @@ def build_model(
         raise ValueError("model.output_bias is 'unigram': give token_counts, or choose 'learned' or 'none'")
     config = transformer_config(model, parallel, dtype)
     with torch.device(device):
-        stage = ResidualGPTModel(
-            config=config,
-            transformer_layer_spec=residual_block_spec(config, model.residual),
-            vocab_size=padded_vocab_size(model.vocab_size, parallel.tp),
-            max_sequence_length=model.sequence_length,
-            pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(),
-            share_embeddings_and_output_weights=model.tie_embeddings,
-            position_embedding_type="rope",
-            rotary_base=model.rope_base,
-            true_vocab_size=model.vocab_size,
-            output_bias=model.output_bias != "none",
-        )
+        stage = _stage(model, config, model.vocab_size)
     if not on_meta:
         how = Initialization(
             seed=seed,
@@ -153,6 +141,23 @@ def build_model(
         )
         initialize(stage, how)
     return stage
+
+
+def _stage(model: ModelSettings, config: TransformerConfig, vocab_size: int) -> ResidualGPTModel:
+    """This pipeline stage, with whatever happens to be in its parameters."""
+    return ResidualGPTModel(
+        config=config,
+        transformer_layer_spec=residual_block_spec(config, model.residual),
+        vocab_size=padded_vocab_size(vocab_size, config.tensor_model_parallel_size),
+        max_sequence_length=model.sequence_length,
+        pre_process=parallel_state.is_pipeline_first_stage(),
+        post_process=parallel_state.is_pipeline_last_stage(),
+        share_embeddings_and_output_weights=model.tie_embeddings,
+        position_embedding_type="rope",
+        rotary_base=model.rope_base,
+        true_vocab_size=vocab_size,
+        output_bias=model.output_bias != "none",
+    )
 
 
 def _leave_uninitialised(weight: Tensor) -> Tensor:
