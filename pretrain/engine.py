@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from megatron_ext import ModelSettings, build_model
@@ -107,14 +108,18 @@ class Engine:
         dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
         return total
 
+    def answers_for(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether this rank counts and writes its ``parameter``: of several copies in the model one does.
+
+        Parameters replicated over tp are tp rank 0's, a tied embedding is the first stage's.
+        """
+        if getattr(parameter, "shared", False):
+            return False
+        return bool(getattr(parameter, "tensor_model_parallel", False)) or self.place.tp_rank == 0
+
     def count_parameters(self) -> int:
         """Parameters of the whole model as this layout holds it (vocabulary padding included); collective."""
-        held = [
-            parameter.numel()
-            for parameter in self.module.parameters()
-            if not getattr(parameter, "shared", False)
-            and (getattr(parameter, "tensor_model_parallel", False) or self.place.tp_rank == 0)
-        ]
+        held = [parameter.numel() for parameter in self.module.parameters() if self.answers_for(parameter)]
         count = torch.tensor(sum(held), device=self.place.device)
         dist.all_reduce(count, group=parallel_state.get_model_parallel_group())
         return int(count)
@@ -169,8 +174,6 @@ class Engine:
 
 def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, Any]:
     """Parameter -> its ShardedTensor (or factory of several): where the local part lies in the global tensor."""
-    from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-
     metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
     parameters = {id(parameter): parameter for parameter in module.parameters()}
     templates = {

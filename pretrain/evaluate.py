@@ -7,6 +7,7 @@ from pretrain.data.batch import MicroBatch
 from pretrain.engine import Engine
 from pretrain.monitor.metrics import StepResult
 from pretrain.monitor.tensorboard import Board
+from pretrain.schedule import is_due
 from pretrain.state import TrainState
 
 
@@ -22,9 +23,10 @@ class Validation:
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
         """Evaluate when it is time."""
-        if not self._every or (state.step % self._every and state.step != self._steps):
+        if not is_due(state.step, self._every, self._steps):
             return
         loss = self._engine.evaluate(self._micro_batches)
         self._board.scalar("validation/loss", loss, state.step)
+        self._board.flush()  # a run that resumes from a checkpoint of this step does not repeat the point
         if self._engine.place.global_rank == 0:
             print(f"step {state.step}/{self._steps}  validation loss {loss:.4f}", flush=True)

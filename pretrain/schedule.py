@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step alone, so a resumed run needs no schedule state."""
+"""What happens at which step, as functions of the step alone, so a resumed run needs no schedule state."""
 
 import math
 
@@ -15,3 +15,8 @@ def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
     remaining = steps - 1 - settings.warmup_steps
     progress = min(1.0, (step - settings.warmup_steps) / remaining) if remaining > 0 else 0.0
     return settings.min_lr + (settings.lr - settings.min_lr) * 0.5 * (1.0 + math.cos(math.pi * progress))
+
+
+def is_due(step: int, every: int, steps: int) -> bool:
+    """Whether something that happens every ``every`` steps (0: never) and after the last one follows ``step``."""
+    return step == steps or (every > 0 and step % every == 0)

@@ -1,6 +1,7 @@
 """When a run saves itself."""
 
 import math
+from typing import Any
 
 from pretrain.checkpoint import saving, store
 from pretrain.config import Config
@@ -9,6 +10,7 @@ from pretrain.engine import Engine
 from pretrain.errors import SharedError
 from pretrain.monitor.metrics import StepResult
 from pretrain.provenance import git_revision, versions
+from pretrain.schedule import is_due
 from pretrain.state import TrainState
 
 
@@ -20,14 +22,7 @@ class Saver:
         self._engine = engine
         self._vocab_size = vocab_size
         self._directory = store.checkpoint_folder(config.run.dir)
-        self._facts = {
-            "format": 1,
-            "config": config.model_dump(mode="json"),
-            "data_fingerprint": manifest.fingerprint,
-            "vocab_size": vocab_size,
-            "versions": versions(),
-            "git_revision": git_revision(),
-        }
+        self._facts = _facts(config, manifest, vocab_size) if engine.place.global_rank == 0 else {}
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
         """Save when it is time, but never after a step that was not finite: such weights may be beyond repair.
@@ -35,12 +30,12 @@ class Saver:
         Raises:
             SharedError: the last step was not finite.
         """
-        every, last = self._config.checkpoint.every, state.step == self._config.train.steps
-        if not last and not (every and state.step % every == 0):
+        steps = self._config.train.steps
+        if not is_due(state.step, self._config.checkpoint.every, steps):
             return
         if not math.isfinite(result.grad_norm):
             message = f"the gradient of step {state.step} was not finite, so it was not saved"
-            if last:
+            if state.step == steps:
                 raise SharedError(f"{message}; lower optimizer.lr and start again from {store.newest(self._directory)}")
             if self._engine.place.global_rank == 0:
                 print(f"warning: {message}", flush=True)
@@ -48,4 +43,16 @@ class Saver:
         record = self._facts | {"state": state.to_dict()}
         saving.save(self._engine, self._directory, state.step, self._vocab_size, record)
         if self._engine.place.global_rank == 0:
-            print(f"step {state.step}/{self._config.train.steps}  saved to {self._directory}", flush=True)
+            print(f"step {state.step}/{steps}  saved to {self._directory}", flush=True)
+
+
+def _facts(config: Config, manifest: Manifest, vocab_size: int) -> dict[str, Any]:
+    """What every checkpoint of a run records of it; global rank 0 alone writes it."""
+    return {
+        "format": 1,
+        "config": config.model_dump(mode="json"),
+        "data_fingerprint": manifest.fingerprint,
+        "vocab_size": vocab_size,
+        "versions": versions(),
+        "git_revision": git_revision(),
+    }

@@ -57,19 +57,13 @@ def sharded_state(engine: Engine, vocab_size: int, saving: bool) -> dict[str, An
     state: dict[str, Any] = {}
     for index, (parameter, template) in enumerate(engine.templates.items()):
         owned = owned_range(parameter)
-        if owned is None or (saving and not _writes(parameter, engine.place.tp_rank)):
+        if owned is None or (saving and not engine.answers_for(parameter)):
             continue
         for name in ("fp32", *ADAM_MOMENTS):
             fragment = owned_fragment(parameter, name)
             for part, sharded in enumerate(_shards(template, name, fragment, owned, vocab_size)):
                 state[f"{name}.{index}.{part}"] = sharded
     return state
-
-
-def _writes(parameter: torch.nn.Parameter, tp_rank: int) -> bool:
-    if getattr(parameter, "shared", False):
-        return False
-    return bool(getattr(parameter, "tensor_model_parallel", False)) or tp_rank == 0
 
 
 def _shards(

@@ -16,7 +16,7 @@ def save(engine: Engine, directory: Path, step: int, vocab_size: int, record: di
     """Write the checkpoint of ``step`` below ``directory``; collective, returns when it is durable.
 
     Args:
-        record: JSON-ready facts kept beside the tensors.
+        record: JSON-ready facts kept beside the tensors; global rank 0's counts.
     """
     names = [str(store.new_partial(directory, step)) if engine.place.global_rank == 0 else ""]
     dist.broadcast_object_list(names, src=0, device=engine.place.device)

@@ -18,6 +18,7 @@ from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.errors import SharedError
 from pretrain.monitor.tensorboard import Board
+from pretrain.schedule import is_due
 from pretrain.state import TrainState
 
 
@@ -65,8 +66,7 @@ class Metrics:
 
     def _is_log_step(self, step: int) -> bool:
         # A checkpoint's step is one too: what a resumed run will not repeat must be on disk by then.
-        saved = self._save_every and step % self._save_every == 0
-        return bool(step % self._every == 0 or step == self._steps or saved)
+        return is_due(step, self._every, self._steps) or is_due(step, self._save_every, self._steps)
 
     def _write(self, state: TrainState) -> None:
         started = time.perf_counter()
