@@ -10,7 +10,9 @@ from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron_ext.layers import NORMS, ObservedLayer, ScaledDotProductAttention, SphereLayer
+from megatron_ext.attention import ScaledDotProductAttention
+from megatron_ext.layers import ObservedLayer, SphereLayer
+from megatron_ext.norms import NORMS
 from megatron_ext.settings import ResidualSettings
 
 _NORM_PARAMETERS = {"RMSNorm": 1, "LayerNorm": 2}  # per hidden unit

@@ -5,12 +5,12 @@ import pytest
 import torch
 from megatron.core.models.gpt import GPTModel
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-from megatron.core.transformer.enums import AttnMaskType
 from megatron.core.transformer.spec_utils import build_module
 from torch import Tensor, nn
 
 from megatron_ext import ResidualSettings, residual_layer_spec
-from megatron_ext.layers import NORMS, ScaledDotProductAttention
+from megatron_ext.attention import ScaledDotProductAttention
+from megatron_ext.norms import NORMS
 from tests.megatron_ext import small
 
 pytestmark = pytest.mark.usefixtures("single_process")
@@ -85,35 +85,6 @@ def test_pre_norm_equals_the_untouched_stock_model(grouped: bool) -> None:
         assert error < 1e-5, (name, error)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"context_parallel_size": 2},
-        {"attention_dropout": 0.1},
-        {"window_size": (4, 0)},
-        {"softmax_type": "off-by-one"},
-    ],
-)
-def test_attention_refuses_what_it_does_not_compute(change: dict[str, Any]) -> None:
-    config = small.config(small.settings())
-    for name, value in change.items():
-        setattr(config, name, value)
-    with pytest.raises(ValueError, match=next(iter(change))):
-        ScaledDotProductAttention(config, 1, AttnMaskType.causal, "self")
-
-
-def test_attention_refuses_other_masks_packing_and_caches() -> None:
-    config = small.config(small.settings())
-    with pytest.raises(ValueError, match="attn_mask_type"):
-        ScaledDotProductAttention(config, 1, AttnMaskType.padding, "self")
-    attention = ScaledDotProductAttention(config, 1, AttnMaskType.causal, "self")
-    whole, part = torch.randn(6, 2, 4, 8), torch.randn(1, 2, 4, 8)
-    with pytest.raises(ValueError, match="no packing, attention bias or cache"):
-        attention(part, whole, whole)
-    with pytest.raises(ValueError, match="no packing, attention bias or cache"):
-        attention(whole, whole, whole, packed_seq_params=object())
-
-
 def test_the_sphere_layer_refuses_dropout() -> None:
     config = small.config(small.settings())
     config.hidden_dropout = 0.1
@@ -137,14 +108,3 @@ def test_a_bare_layer_spec_puts_the_states_on_the_sphere_in_a_stock_model() -> N
     assert len(seen) == 4
     for state in seen:
         torch.testing.assert_close(state.norm(dim=-1), torch.full(state.shape[:2], 2.0))
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("name", NORMS)
-def test_norms_carry_the_mark_of_sequence_parallelism(name: str, sequence_parallel: bool) -> None:
-    config = small.config(small.settings(), torch.bfloat16)
-    config.sequence_parallel = sequence_parallel
-    norm = NORMS[name](config, 32, eps=1e-5)
-    for parameter in norm.parameters():
-        assert parameter.sequence_parallel is sequence_parallel
-        assert parameter.dtype == torch.bfloat16

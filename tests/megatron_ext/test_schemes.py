@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from megatron_ext import SCHEMES, ResidualSettings, residual_block_spec
-from megatron_ext.layers import NORMS
+from megatron_ext.norms import NORMS
 from tests.megatron_ext import small
 
 pytestmark = pytest.mark.usefixtures("single_process")
