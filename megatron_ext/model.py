@@ -20,6 +20,7 @@ _ACTIVATIONS: dict[str, dict[str, Any]] = {
     "swiglu": {"activation_func": F.silu, "gated_linear_unit": True},
     "gelu": {"activation_func": F.gelu, "gated_linear_unit": False},
 }
+_POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
@@ -33,6 +34,9 @@ class ResidualGPTModel(GPTModel):  # type: ignore[misc]
 
     def __init__(self, *arguments: Any, true_vocab_size: int, output_bias: bool, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        if self.pre_process and self.embedding.add_position_embedding:
+            # Megatron-core makes this one table in torch's default type, which would widen the whole stream.
+            self.embedding.position_embeddings.to(self.config.params_dtype)
         if self.post_process:
             if output_bias:
                 add_output_bias(self.output_layer, self.config.params_dtype)
@@ -71,7 +75,7 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
         ffn_hidden_size=model.ffn_hidden_size,
         normalization=_NORMALIZATIONS[model.normalization],
         layernorm_epsilon=model.norm_epsilon,
-        add_bias_linear=False,
+        add_bias_linear=model.linear_bias,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=parallel.tp,
@@ -153,7 +157,7 @@ def _stage(model: ModelSettings, config: TransformerConfig, vocab_size: int) -> 
         pre_process=parallel_state.is_pipeline_first_stage(),
         post_process=parallel_state.is_pipeline_last_stage(),
         share_embeddings_and_output_weights=model.tie_embeddings,
-        position_embedding_type="rope",
+        position_embedding_type=_POSITIONS[model.positions],
         rotary_base=model.rope_base,
         true_vocab_size=vocab_size,
         output_bias=model.output_bias != "none",

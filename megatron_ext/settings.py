@@ -41,7 +41,12 @@ class ModelSettings:
         vocab_size: rows of the embedding before padding; None means the tokenizer's.
         activation: of the MLP; swiglu has a gate, so it takes 2/3 of gelu's ffn_hidden_size for as many parameters.
         normalization: of pre_norm's inputs, and the final norm of every scheme; norm_epsilon is its epsilon.
-        rope_base: base of the rotary position embedding's wavelengths.
+        positions: ``rope`` turns queries and keys (RoFormer, arXiv 2104.09864), ``learned`` adds one learned vector per
+            position up to sequence_length to the embedding (as GPT-2 does), ``none`` leaves order to the causal mask.
+            The learned vectors are a matrix, so they start with init_std and weight decay acts on them.
+        rope_base: base of the rotary position embedding's wavelengths; unused unless positions is rope.
+        linear_bias: biases on the linear layers of attention (query/key/value, projection) and MLP (both). They start
+            at zero and are never decayed. The output layer has its own setting, output_bias.
         tie_embeddings: one matrix for the embedding and the output layer.
         output_bias: bias of the output layer: ``unigram`` starts at the log token frequencies, ``learned`` at zero.
             Without it a model on the sphere collapses early to the unigram distribution.
@@ -61,7 +66,9 @@ class ModelSettings:
     activation: Literal["swiglu", "gelu"] = "swiglu"
     normalization: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_epsilon: float = 1e-5
+    positions: Literal["rope", "learned", "none"] = "rope"
     rope_base: float = 10000.0
+    linear_bias: bool = False
     tie_embeddings: bool = False
     output_bias: Literal["unigram", "learned", "none"] = "unigram"
     init_std: float = 0.02

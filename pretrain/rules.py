@@ -39,12 +39,20 @@ def sizes_are_positive(config: Config) -> str | None:
 
 
 def heads_divide_hidden_size(config: Config) -> str | None:
-    """A head's width is an even integer: RoPE turns pairs of channels."""
+    """Every head has the same number of channels."""
     hidden, heads = config.model.hidden_size, config.model.num_attention_heads
-    if hidden % heads or (hidden // heads) % 2:
+    if hidden % heads:
+        return f"model.hidden_size={hidden} is not divisible by model.num_attention_heads={heads}; change either"
+    return None
+
+
+def rope_needs_an_even_head_width(config: Config) -> str | None:
+    """RoPE turns pairs of channels."""
+    hidden, heads = config.model.hidden_size, config.model.num_attention_heads
+    if config.model.positions == "rope" and (hidden // heads) % 2:
         return (
-            f"model.hidden_size={hidden} over model.num_attention_heads={heads} must give an even integer head width; "
-            f"change either"
+            f"model.hidden_size={hidden} over model.num_attention_heads={heads} gives heads of {hidden // heads} "
+            f"channels, which model.positions=rope needs to be even; change either, or model.positions"
         )
     return None
 
@@ -202,6 +210,7 @@ DataRule = Callable[[Config, Manifest], str | None]
 CONFIG_RULES: Sequence[ConfigRule] = (
     sizes_are_positive,
     heads_divide_hidden_size,
+    rope_needs_an_even_head_width,
     query_groups_divide_heads,
     heads_divide_over_tp,
     ffn_divides_over_tp,

@@ -30,9 +30,8 @@ CASES = {
     "geonorm": small.settings(),
     "geonorm, recomputed": small.settings(recompute="full"),
     "geonorm, a whole tensor-parallel rank of padding": small.settings(vocab_size=100),
-    "pre_norm, tied, gelu, layernorm": small.settings(
-        "pre_norm", tie_embeddings=True, activation="gelu", normalization="layernorm"
-    ),
+    "gpt2": small.settings("pre_norm", **small.GPT2),
+    "biases on a gated MLP": small.settings(linear_bias=True),
 }
 
 

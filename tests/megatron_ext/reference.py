@@ -16,6 +16,8 @@ def gpt(weights: Weights, tokens: Tensor, model: ModelSettings) -> Tensor:
     """Logits [batch, sequence, vocabulary without padding] of tokens [batch, sequence]."""
     embedding = weights["embedding.word_embeddings.weight"]
     x = embedding[tokens]
+    if model.positions == "learned":
+        x = x + weights["embedding.position_embeddings.weight"][: tokens.shape[1]]
     sphere = model.residual.scheme == "geonorm"
     if sphere:
         x = radius(model) * x / x.norm(dim=-1, keepdim=True)
@@ -32,8 +34,12 @@ def gpt(weights: Weights, tokens: Tensor, model: ModelSettings) -> Tensor:
             else:
                 x = x + sublayer(layer, norm(layer, norm_name, x, model), model)
     x = norm(weights, "decoder.final_layernorm", x, model)
-    logits = x @ weights.get("output_layer.weight", embedding).T + weights.get("output_layer.bias", torch.zeros(()))
+    logits = linear(weights | {"output_layer.weight": weights.get("output_layer.weight", embedding)}, "output_layer", x)
     return logits[..., : model.vocab_size]
+
+
+def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", torch.zeros(()))
 
 
 def radius(model: ModelSettings) -> float:
@@ -71,15 +77,15 @@ def attention(layer: Weights, x: Tensor, model: ModelSettings) -> Tensor:
     groups = model.num_query_groups or model.num_attention_heads
     per_group = model.num_attention_heads // groups
     # Each group holds its query heads, then one key and one value head.
-    qkv = (x @ layer["self_attention.linear_qkv.weight"].T).view(batch, sequence, groups, per_group + 2, head)
-    q = rotate(qkv[:, :, :, :per_group], model.rope_base)
-    k = rotate(qkv[:, :, :, per_group : per_group + 1], model.rope_base)
-    v = qkv[:, :, :, per_group + 1]
+    qkv = linear(layer, "self_attention.linear_qkv", x).view(batch, sequence, groups, per_group + 2, head)
+    q, k, v = qkv[:, :, :, :per_group], qkv[:, :, :, per_group : per_group + 1], qkv[:, :, :, per_group + 1]
+    if model.positions == "rope":
+        q, k = rotate(q, model.rope_base), rotate(k, model.rope_base)
     scores = torch.einsum("bighd,bjgd->bghij", q, k.squeeze(3)) / math.sqrt(head)
     future = torch.ones(sequence, sequence, dtype=torch.bool).triu(1)
     shares = scores.masked_fill(future, -math.inf).softmax(-1)
     mixed = torch.einsum("bghij,bjgd->bighd", shares, v).reshape(batch, sequence, -1)
-    return mixed @ layer["self_attention.linear_proj.weight"].T
+    return linear(layer, "self_attention.linear_proj", mixed)
 
 
 def rotate(x: Tensor, base: float) -> Tensor:
@@ -94,13 +100,13 @@ def rotate(x: Tensor, base: float) -> Tensor:
 
 
 def mlp(layer: Weights, x: Tensor, model: ModelSettings) -> Tensor:
-    hidden = x @ layer["mlp.linear_fc1.weight"].T
+    hidden = linear(layer, "mlp.linear_fc1", x)
     if model.activation == "swiglu":
         gate, value = hidden.chunk(2, dim=-1)
         hidden = gate * gate.sigmoid() * value
     else:
         hidden = hidden * (1 + torch.erf(hidden / math.sqrt(2))) / 2
-    return hidden @ layer["mlp.linear_fc2.weight"].T
+    return linear(layer, "mlp.linear_fc2", hidden)
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:

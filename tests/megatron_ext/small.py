@@ -8,11 +8,20 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from megatron_ext import ModelSettings, ParallelSettings, ResidualSettings, build_model
+from megatron_ext.initialize import OUTPUT_BIAS, _cut, _whole_shape, global_names
 from megatron_ext.model import transformer_config
 
 VOCAB_SIZE = 200
 SEQUENCE = 24
 BATCH = 2
+GPT2: dict[str, Any] = {
+    "positions": "learned",
+    "linear_bias": True,
+    "normalization": "layernorm",
+    "activation": "gelu",
+    "tie_embeddings": True,
+}
+"""GPT-2's choices."""
 
 
 def settings(scheme: str = "geonorm", residual: dict[str, Any] | None = None, **changes: Any) -> ModelSettings:
@@ -57,9 +66,10 @@ def build(
 def perturb(stage: nn.Module) -> None:
     """Move gains and biases off their trivial start, the same way in every layout."""
     with torch.no_grad():
-        for parameter in stage.parameters():
-            if parameter.dim() == 1 and not getattr(parameter, "tensor_model_parallel", False):
-                parameter += 0.3 * torch.sin(torch.arange(len(parameter), dtype=parameter.dtype))
+        for name, parameter in global_names(stage).items():
+            if parameter.dim() == 1 and name != OUTPUT_BIAS:
+                (length,) = _whole_shape(parameter, None)
+                parameter += _cut(0.3 * torch.sin(torch.arange(length, dtype=parameter.dtype)), parameter)
 
 
 def batch(vocab_size: int = VOCAB_SIZE) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -19,8 +19,11 @@ def build(model: ModelSettings, seed: int = 5, dtype: torch.dtype = torch.float3
 
 
 def test_every_parameter_has_the_start_that_its_place_asks_for() -> None:
-    model = small.settings(hidden_size=64, ffn_hidden_size=128, init_std=0.05, normalization="layernorm")
+    shape = {"hidden_size": 64, "ffn_hidden_size": 128, "init_std": 0.05}
+    model = small.settings(**small.GPT2 | shape | {"tie_embeddings": False})
     parameters = global_names(build(model))
+    assert "embedding.position_embeddings.weight" in parameters
+    assert sum(name.endswith(("qkv.bias", "proj.bias", "fc1.bias", "fc2.bias")) for name in parameters) == 16
     for name, parameter in parameters.items():
         if name == "output_layer.bias":
             expected = log_frequencies(small.token_counts(), 200).float()

@@ -27,7 +27,9 @@ def passed(layer: nn.Module, x: Tensor, rotary: Tensor, mask: Tensor | None) -> 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "changes", [{}, {"activation": "gelu", "normalization": "layernorm"}], ids=["swiglu rmsnorm", "gelu layernorm"]
+    "changes",
+    [{}, {"activation": "gelu", "normalization": "layernorm"}, {"linear_bias": True}],
+    ids=["swiglu rmsnorm", "gelu layernorm", "biases"],
 )
 @pytest.mark.parametrize("grad_enabled", [True, False])
 def test_pre_norm_equals_the_stock_local_layer_bit_for_bit(
@@ -61,10 +63,10 @@ def test_pre_norm_equals_the_stock_local_layer_bit_for_bit(
         assert torch.equal(actual[name], value), name
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-def test_pre_norm_equals_the_untouched_stock_model(grouped: bool) -> None:
+@pytest.mark.parametrize("changes", [{}, {"num_query_groups": None}, {"positions": "learned", "linear_bias": True}])
+def test_pre_norm_equals_the_untouched_stock_model(changes: dict[str, Any]) -> None:
     """Against Megatron-core's own attention and norms: 1e-5, for its softmax is another kernel."""
-    model = small.settings("pre_norm", num_query_groups=2 if grouped else None, output_bias="none", vocab_size=256)
+    model = small.settings("pre_norm", output_bias="none", vocab_size=256, **changes)
     ours = small.build(model)
     config = copy.copy(ours.config)
     stock = GPTModel(
@@ -73,7 +75,7 @@ def test_pre_norm_equals_the_untouched_stock_model(grouped: bool) -> None:
         vocab_size=256,
         max_sequence_length=small.SEQUENCE,
         share_embeddings_and_output_weights=False,
-        position_embedding_type="rope",
+        position_embedding_type="learned_absolute" if model.positions == "learned" else "rope",
     )
     stock.load_state_dict(ours.state_dict())
     tokens, labels, positions, weights = small.batch(256)

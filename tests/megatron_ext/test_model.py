@@ -22,11 +22,14 @@ VARIANTS = {
     ),
     "every step clamped, own radius": small.settings(residual={"decay": "none", "clamp": 0.05, "radius": 3.0}),
     "linear, one query group per head": small.settings(residual={"decay": "linear"}, num_query_groups=None),
+    "learned positions, biases": small.settings(positions="learned", linear_bias=True),
+    "no positions, odd heads": small.settings(positions="none", hidden_size=36),
     "recomputed": small.settings(recompute="full"),
     "pre_norm": small.settings("pre_norm"),
     "pre_norm, gelu, layernorm, tied": small.settings(
         "pre_norm", activation="gelu", normalization="layernorm", tie_embeddings=True
     ),
+    "gpt2": small.settings("pre_norm", **small.GPT2),
 }
 
 
@@ -76,9 +79,9 @@ def test_the_training_loss_in_fp32_equals_the_fp64_reference(name: str) -> None:
         assert error < 2e-5, (key, error)
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "pre_norm"])
-def test_bf16_is_near_the_fp64_reference(scheme: str) -> None:
-    model = small.settings(scheme, init_std=0.1)
+@pytest.mark.parametrize("changes", [{}, {"scheme": "pre_norm"}, {"scheme": "pre_norm", **small.GPT2}])
+def test_bf16_is_near_the_fp64_reference(changes: dict[str, Any]) -> None:
+    model = small.settings(**changes, init_std=0.1)
     stage = small.build(model, dtype=torch.bfloat16)
     assert all(parameter.dtype == torch.bfloat16 for parameter in stage.parameters())
     tokens, labels, positions, loss_weights = small.batch()

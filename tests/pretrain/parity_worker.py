@@ -19,13 +19,14 @@ from pretrain.deepspeed_compat import owned_range
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
 from pretrain.schedule import learning_rate
+from tests.megatron_ext.small import GPT2
 from tests.pretrain import tiny
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "": {},
     "tied": {"model": {"tie_embeddings": True}},
     "pre_norm": {"model": {"residual": {"scheme": "pre_norm"}}},
-    "gelu_layernorm": {"model": {"activation": "gelu", "normalization": "layernorm", "output_bias": "none"}},
+    "gpt2": {"model": {**GPT2, "output_bias": "none"}},
     "recompute": {"model": {"recompute": "full"}},
     "bf16": {"train": {"precision": "bf16"}},
     "dropped_all_reduce": {},

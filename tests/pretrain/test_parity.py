@@ -12,12 +12,13 @@ from tests.pretrain import tiny
 pytestmark = pytest.mark.dist
 
 WORLDS = {
-    1: ["one", "one:tied", "one:pre_norm", "one:gelu_layernorm", "one:recompute", "one:bf16"],
+    1: ["one", "one:tied", "one:pre_norm", "one:gpt2", "one:recompute", "one:bf16"],
     2: [
         *["tp2", "tp2sp", "pp2", "dp2", "tp2sp:pre_norm", "tp2sp:tied", "pp2:tied", "tp2sp:bf16", "dp2:bf16"],
+        *["tp2:gpt2", "tp2sp:gpt2", "pp2:gpt2"],
         "tp2sp:dropped_all_reduce",  # last: it breaks the worker
     ],
-    4: ["tp2pp2", "tp2pp2sp:recompute", "tp2pp2sp:gelu_layernorm", "tp2pp2:tied", "tp2dp2", "pp2dp2"],
+    4: ["tp2pp2", "tp2pp2sp:recompute", "tp2pp2sp:gpt2", "tp2pp2:tied", "tp2dp2", "pp2dp2"],
 }
 DIVIDED = [case for world in (2, 4) for case in WORLDS[world]]
 EXACT = [case for case in DIVIDED if not case.endswith((":bf16", ":dropped_all_reduce"))]
@@ -46,7 +47,7 @@ def worst_gradient(result: Any, expected: Any) -> float:
 
 @pytest.mark.slow
 def test_eight_processes_equal_one(results: dict[str, Any], tmp_path: Path) -> None:
-    cases = ["tp2pp2dp2", "tp2pp2dp2sp:tied", "pp4dp2:pre_norm", "tp2pp2dp2sp:gelu_layernorm"]
+    cases = ["tp2pp2dp2", "tp2pp2dp2sp:tied", "pp4dp2:pre_norm", "tp2pp2dp2sp:gpt2"]
     launch("tests.pretrain.parity_worker", 8, str(tmp_path), *cases, timeout=600)
     for case in cases:
         assert_equal(torch.load(tmp_path / f"{case}.pt"), reference(results, case))

@@ -21,7 +21,7 @@ BROKEN_SETTINGS = [
     ("sizes_are_positive", ["parallel.tp=-1"], "parallel.tp=-1: must be positive"),
     ("sizes_are_positive", ["model.init_std=.inf"], "model.init_std=inf: must be positive"),
     ("heads_divide_hidden_size", ["model.num_attention_heads=3"], "model.num_attention_heads=3"),
-    ("heads_divide_hidden_size", ["model.hidden_size=36"], "an even integer head width"),
+    ("rope_needs_an_even_head_width", ["model.hidden_size=36"], "gives heads of 9 channels"),
     ("query_groups_divide_heads", ["model.num_query_groups=3"], "does not divide model.num_attention_heads=4"),
     ("heads_divide_over_tp", ["parallel.tp=3"], "model.num_attention_heads=4 is not divisible by parallel.tp=3"),
     ("heads_divide_over_tp", ["parallel.tp=4", "model.num_query_groups=2"], "model.num_query_groups=2"),
@@ -97,6 +97,11 @@ def test_a_data_set_without_validation(manifest: Path) -> None:
     rules = {rule.__name__: rule for rule in DATA_RULES}
     assert NO_VALIDATION[1] in (rules[NO_VALIDATION[0]](demo(), data) or "")
     assert rules[NO_VALIDATION[0]](demo("validation.every=0"), data) is None
+
+
+@pytest.mark.parametrize("positions", ["learned", "none"])
+def test_without_rope_a_head_may_have_any_width(positions: str) -> None:
+    check_config(demo("model.hidden_size=36", f"model.positions={positions}"))
 
 
 def test_a_larger_vocabulary_is_allowed(manifest: Path) -> None:
