@@ -3,8 +3,16 @@
 from megatron_ext.cpu import install_cpu_support, save_checkpoints_in_process
 from megatron_ext.geometry import Geometry, GeometryProbe
 from megatron_ext.model import build_model
-from megatron_ext.retraction import exponential_step, project_to_sphere, tangent
-from megatron_ext.schemes import SCHEMES, Scheme, residual_block_spec, residual_layer_spec
+from megatron_ext.residual import Residual, Sublayer
+from megatron_ext.retraction import Retraction, project_to_sphere, retract, tangent
+from megatron_ext.schemes import (
+    SCHEMES,
+    Scheme,
+    residual_block_spec,
+    residual_layer_spec,
+    scheme_of,
+    with_defaults,
+)
 from megatron_ext.settings import ModelSettings, ParallelSettings, ResidualSettings
 
 __all__ = [
@@ -13,14 +21,19 @@ __all__ = [
     "GeometryProbe",
     "ModelSettings",
     "ParallelSettings",
+    "Residual",
     "ResidualSettings",
+    "Retraction",
     "Scheme",
+    "Sublayer",
     "build_model",
-    "exponential_step",
     "install_cpu_support",
     "project_to_sphere",
     "residual_block_spec",
     "residual_layer_spec",
+    "retract",
     "save_checkpoints_in_process",
+    "scheme_of",
     "tangent",
+    "with_defaults",
 ]

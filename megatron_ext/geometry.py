@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from megatron_ext.layers import ObservedLayer
-from megatron_ext.residual import SUBLAYERS
+from megatron_ext.residual import SUBLAYERS, Residual
 from megatron_ext.retraction import compute_dtype
 
 
@@ -42,10 +41,10 @@ class GeometryProbe:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self.layers: list[Any] = [module for module in model.modules() if isinstance(module, ObservedLayer)]
-        if not self.layers:
+        self.residuals = [module for module in model.modules() if isinstance(module, Residual)]
+        if not self.residuals:
             raise ValueError("the model has no layer that can be observed; build it from residual_block_spec")
-        config = self.layers[0].config
+        config: Any = model.config
         self.shape: tuple[int, int] = (config.num_layers, config.hidden_size)
         self._sums: Tensor | None = None
 
@@ -53,20 +52,20 @@ class GeometryProbe:
     def recording(self) -> Iterator[None]:
         """Record the forward passes within; earlier records are forgotten."""
         self._sums = None
-        for layer in self.layers:
-            layer.observer = self._observe
+        for residual in self.residuals:
+            residual.observer = self._observe
         try:
             yield
         finally:
-            for layer in self.layers:
-                layer.observer = None
+            for residual in self.residuals:
+                residual.observer = None
 
     @torch.no_grad()
-    def _observe(self, layer_number: int, sublayer: int, before: Tensor, after: Tensor) -> None:
-        x, y = _unit(before), _unit(after)
-        sums = self._sums_on(x.device)[layer_number - 1]
-        sums[sublayer] += _angle_between_units(x, y).sum(dtype=torch.float64)
-        if sublayer == 0:
+    def _observe(self, residual: Residual, state: Tensor, increment: Tensor, new_state: Tensor) -> None:
+        x, y = _unit(state), _unit(new_state)
+        sums = self._sums_on(x.device)[residual.layer_number - 1]
+        sums[residual.position] += _angle_between_units(x, y).sum(dtype=torch.float64)
+        if residual.position == 0:
             sums[len(SUBLAYERS)] += x.numel() // x.shape[-1]
             sums[len(SUBLAYERS) + 1 :] += x.flatten(0, -2).sum(0, dtype=torch.float64)
 

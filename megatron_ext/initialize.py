@@ -1,8 +1,7 @@
 """Initial weights as a function of the seed and each parameter's global name alone: the same in every layout."""
 
 import hashlib
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,6 @@ EMBEDDING = "embedding.word_embeddings.weight"
 OUTPUT_WEIGHT = "output_layer.weight"
 OUTPUT_BIAS = "output_layer.bias"
 _VOCABULARY_PARALLEL = (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS)
-_OUTPUT_PROJECTIONS = ("linear_proj.weight", "linear_fc2.weight")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +23,13 @@ class Initialization:
 
     Attributes:
         seed: of the weights.
-        std: standard deviation of every matrix; output projections have std / sqrt(2 num_layers).
-        num_layers: of the whole network.
+        matrix_std: (global name, whole shape) -> standard deviation of a matrix: a number, or one for each row.
         vocab_size: tokens, without padding; the rows of padding are zero.
         token_counts: the output bias starts at their log frequencies; None starts it at zero.
     """
 
     seed: int
-    std: float
-    num_layers: int
+    matrix_std: Callable[[str, tuple[int, ...]], float | Tensor]
     vocab_size: int
     token_counts: Sequence[int] | None
 
@@ -64,7 +60,7 @@ def initialize(model: Any, how: Initialization) -> None:
     """
     for name, parameter in global_names(model).items():
         rows = how.vocab_size if name in _VOCABULARY_PARALLEL else None
-        whole = _whole_tensor(name, _whole_shape(parameter, rows), how)
+        whole = _whole_tensor(name, parameter, _whole_shape(parameter, rows), how)
         parameter.copy_(_cut(whole, parameter))
 
 
@@ -75,15 +71,18 @@ def _whole_shape(parameter: nn.Parameter, rows: int | None) -> list[int]:
     return shape if rows is None else [rows, *shape[1:]]
 
 
-def _whole_tensor(name: str, shape: list[int], how: Initialization) -> Tensor:
+def _whole_tensor(name: str, parameter: nn.Parameter, shape: list[int], how: Initialization) -> Tensor:
+    start = getattr(parameter, "initial_value", None)
+    if start is not None:
+        return torch.full(shape, start, dtype=torch.float64)
     if name == OUTPUT_BIAS and how.token_counts is not None:
         return log_frequencies(how.token_counts, how.vocab_size)
     if name.endswith(".bias"):
         return torch.zeros(shape)
     if len(shape) == 1:
         return torch.ones(shape)  # the gain of a norm
-    scale = 1 / math.sqrt(2 * how.num_layers) if name.endswith(_OUTPUT_PROJECTIONS) else 1.0
-    return torch.empty(shape).normal_(std=how.std * scale, generator=_generator(how.seed, name))
+    drawn = torch.empty(shape).normal_(generator=_generator(how.seed, name))
+    return drawn * how.matrix_std(name, tuple(shape))
 
 
 def _generator(seed: int, name: str) -> torch.Generator:

@@ -1,6 +1,6 @@
 """From the settings to this rank's part of the model."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from megatron_ext.head import add_output_bias, mask_padding, padded_vocab_size
 from megatron_ext.initialize import Initialization, initialize
-from megatron_ext.schemes import residual_block_spec
+from megatron_ext.norms import NORM_NAMES
+from megatron_ext.schemes import residual_block_spec, scheme_of, with_defaults
+from megatron_ext.schemes.scheme import Matrix
 from megatron_ext.settings import ModelSettings, ParallelSettings
 
-_NORMALIZATIONS = {"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}
 _ACTIVATIONS: dict[str, dict[str, Any]] = {
     "swiglu": {"activation_func": F.silu, "gated_linear_unit": True},
     "gelu": {"activation_func": F.gelu, "gated_linear_unit": False},
@@ -73,7 +74,7 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
         num_attention_heads=model.num_attention_heads,
         num_query_groups=groups,
         ffn_hidden_size=model.ffn_hidden_size,
-        normalization=_NORMALIZATIONS[model.normalization],
+        normalization=NORM_NAMES[model.normalization],
         layernorm_epsilon=model.norm_epsilon,
         add_bias_linear=model.linear_bias,
         hidden_dropout=0.0,
@@ -138,13 +139,18 @@ def build_model(
     if not on_meta:
         how = Initialization(
             seed=seed,
-            std=model.init_std,
-            num_layers=model.num_layers,
+            matrix_std=_matrix_std(model, config),
             vocab_size=model.vocab_size,
             token_counts=token_counts if unigram else None,
         )
         initialize(stage, how)
     return stage
+
+
+def _matrix_std(model: ModelSettings, config: TransformerConfig) -> Callable[[str, tuple[int, ...]], float | Tensor]:
+    """Standard deviations of the initial matrices, as the residual scheme wants them."""
+    scheme, settings = scheme_of(model.residual), with_defaults(model.residual)
+    return lambda name, shape: scheme.initial_std(Matrix(name, shape, model.init_std, config, settings))
 
 
 def _stage(model: ModelSettings, config: TransformerConfig, vocab_size: int) -> ResidualGPTModel:

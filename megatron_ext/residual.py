@@ -4,12 +4,14 @@ The protocol: `module(training, fused)` returns a function of `((output, bias), 
 output and residual are [sequence, batch, hidden] and bias is [hidden] or None, that returns the new state.
 """
 
-import math
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
+import torch.nn.functional as F
+from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from megatron_ext.retraction import STEP_SIZE_DECAYS, exponential_step
 from megatron_ext.settings import ResidualSettings
 
 BiasDropoutAdd = Callable[[tuple[Tensor, Tensor | None], Tensor, float], Tensor]
@@ -18,52 +20,78 @@ SUBLAYERS = ("attention", "mlp")
 """The sublayers of one layer, in their order."""
 
 
-def step_size(settings: ResidualSettings, layer_number: int, sublayer: int, num_layers: int) -> float:
-    """Step size alpha of one sublayer after the decay, dimensionless.
+@dataclass(frozen=True)
+class Sublayer:
+    """Where a residual module stands, and what it may depend on.
 
-    Args:
-        settings: `alpha`, `decay` and what the decay counts.
+    Attributes:
+        config: Megatron-core's configuration of the model.
+        settings: of the residual, with the scheme's defaults filled in.
         layer_number: global and 1-based, whatever the pipeline stage.
-        sublayer: index into :data:`SUBLAYERS`.
-        num_layers: of the whole network.
-    """
-    per_layer = len(SUBLAYERS)
-    by_layer = settings.step_index == "layer"
-    index = layer_number if by_layer else per_layer * (layer_number - 1) + sublayer + 1
-    count = num_layers if by_layer else per_layer * num_layers
-    return settings.alpha * STEP_SIZE_DECAYS[settings.decay](index, count)
-
-
-def sphere_radius(settings: ResidualSettings, hidden_size: int) -> float:
-    """Norm of every state on the sphere."""
-    return math.sqrt(hidden_size) if settings.radius == "sqrt_hidden" else float(settings.radius)
-
-
-def largest_angle(settings: ResidualSettings) -> float | None:
-    """The clamp in radians, None for none."""
-    return None if settings.clamp == "none" else float(settings.clamp)
-
-
-class ExponentialResidual(nn.Module):
-    """Joins a sublayer's output to the stream by a step along the sphere (GeoNorm, arXiv 2601.22095).
-
-    It has no parameters and no communication: the hidden dimension is whole on every rank at this point.
+        position: index into :data:`SUBLAYERS`.
     """
 
-    def __init__(self, step_size: float, max_angle: float | None) -> None:
+    config: TransformerConfig
+    settings: ResidualSettings
+    layer_number: int
+    position: int
+
+    @property
+    def index(self) -> int:
+        """1-based index over all sublayers of the network."""
+        return len(SUBLAYERS) * (self.layer_number - 1) + self.position + 1
+
+    @property
+    def count(self) -> int:
+        """Sublayers of the whole network."""
+        return len(SUBLAYERS) * int(self.config.num_layers)
+
+
+class Residual(nn.Module):
+    """One sublayer's way back into the stream: a scheme says how in :meth:`join`.
+
+    It has no communication: the hidden dimension is whole on every rank at this point. Parameters must be marked by
+    :func:`megatron_ext.norms.mark_replicated`.
+    """
+
+    def __init__(self, at: Sublayer) -> None:
         super().__init__()
-        self.step_size = step_size
-        self.max_angle = max_angle
+        self.layer_number, self.position = at.layer_number, at.position
+        self.observer: Observer | None = None
+
+    def join(self, state: Tensor, increment: Tensor) -> Tensor:
+        """The new state, shape and type of `state` [sequence, batch, hidden]."""
+        raise NotImplementedError
+
+    def increment(self, state: Tensor, update: Tensor) -> Tensor:
+        """What of the sublayer's output (bias and dropout included) goes to :meth:`join`: by default all of it."""
+        return update
+
+    def step_size(self) -> float | Tensor:
+        """The factor of the increment relative to the state, dimensionless; for the diagnostics."""
+        return 1.0
+
+    def share_clamped(self, beta: Tensor) -> Tensor:
+        """1.0 where a step of normalised size `beta` (fp32, any shape) is cut off by a clamp; else 0.0."""
+        return beta.new_zeros(beta.shape)
 
     def forward(self, training: bool, fused: bool) -> BiasDropoutAdd:
-        """The function of the protocol; dropout is refused when the layer is built."""
-        return self._join
+        """The function of the protocol."""
 
-    def _join(self, output_with_bias: tuple[Tensor, Tensor | None], residual: Tensor, dropout: float) -> Tensor:
-        output, bias = output_with_bias
-        update = output if bias is None else output + bias
-        return exponential_step(residual, update, self.step_size, self.max_angle)
+        def bias_dropout_add(output_with_bias: tuple[Tensor, Tensor | None], state: Tensor, dropout: float) -> Tensor:
+            output, bias = output_with_bias
+            update = F.dropout(output if bias is None else output + bias, dropout, training)
+            increment = self.increment(state, update)
+            new_state = self.join(state, increment)
+            if self.observer is not None:
+                self.observer(self, state, increment, new_state)
+            return new_state
 
-    def extra_repr(self) -> str:
-        """Shown by print(model)."""
-        return f"step_size={self.step_size:.4g}, max_angle={self.max_angle}"
+        return bias_dropout_add
+
+
+class Observer(Protocol):
+    """Watches a residual module at work, at no cost while nobody does."""
+
+    def __call__(self, residual: Residual, state: Tensor, increment: Tensor, new_state: Tensor) -> None:
+        """States and increment are [sequence, batch, hidden]."""

@@ -4,33 +4,55 @@ A state x of norm r and a sublayer's output u give a new state of the same norm:
 
     v = u - (<x, u> / r^2) x            the part of u tangent to the sphere at x
     beta = alpha |v| / r                the normalised step
-    theta = min(beta, max_angle)        the angle of the step
+    theta = min(s phi(beta), clamp)     the angle of the step; s is the angle scale
     y = cos(theta) x + alpha (sin(theta) / beta) v
 
-Source: GeoNorm, arXiv 2601.22095 (the exponential map of the sphere). The sine and cosine terms are smooth functions of
-q = beta^2, so nothing is divided by |v|, and u = 0 is an ordinary point.
+The retraction is the function phi(beta) = p arctan(beta / p): p = 1 is the metric projection, p = 2 Cayley's map, and
+p = inf, where phi(beta) = beta, the exponential map. Sources: GeoNorm, arXiv 2601.22095 (the exponential map); Sphere
+Retraction Normalizations, arXiv 2608.02668 (the family). The factors of x and v are smooth functions of q = beta^2, so
+nothing is divided by |v|, and u = 0 is an ordinary point.
 """
 
+import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-# Below this q the closed form of d(sin(beta)/beta)/dq loses digits by cancellation, and the series is exact in fp64.
-_SERIES_BELOW = 1e-3
+from megatron_ext.angle import Angle, angle_of, slope_in_scale
 
 StepSizeDecay = Callable[[int, int], float]
 
 STEP_SIZE_DECAYS: dict[str, StepSizeDecay] = {
     "harmonic": lambda index, count: 1.0 / index,
     "sqrt": lambda index, count: index**-0.5,
-    # The paper's (count - index) / count would freeze the last step.
+    # The papers' (count - index) / count would freeze the last step.
     "linear": lambda index, count: (count - index + 1) / count,
     "none": lambda index, count: 1.0,
 }
 """Factor of the step size at a 1-based index out of `count` (GeoNorm, arXiv 2601.22095)."""
+
+LARGEST_SAFE_ANGLE = 2.9
+"""Below this angle in radians the update can be rebuilt from the output; near pi the output no longer shows it."""
+
+
+@dataclass(frozen=True)
+class Retraction:
+    """Which step along the sphere.
+
+    Attributes:
+        power: p > 0 of the family; inf is the exponential map.
+        max_angle: largest angle of a step in radians; None leaves it free (the exponential map wraps round beyond pi).
+        save: what the backward pass keeps beside the state: the ``update``, or the ``output``, which the next sublayer
+            keeps anyway. ``output`` needs angles below :data:`LARGEST_SAFE_ANGLE` and a constant step size and scale.
+    """
+
+    power: float = math.inf
+    max_angle: float | None = None
+    save: Literal["update", "output"] = "update"
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
@@ -49,12 +71,11 @@ def tangent(state: Tensor, update: Tensor) -> Tensor:
         [..., hidden] in fp32 (fp64 for fp64 states).
     """
     dtype = compute_dtype(state)
-    x, u = state.to(dtype), update.to(dtype)
-    parts = _decompose(x, u)
+    parts = _decompose(state.to(dtype), update.to(dtype))
     return torch.where(parts.inverse_squared_norm > 0, parts.tangent, 0.0)
 
 
-def project_to_sphere(state: Tensor, radius: float) -> Tensor:
+def project_to_sphere(state: Tensor, radius: float | Tensor) -> Tensor:
     """Scale every row of `state` [..., hidden] to norm `radius`; same shape and type. A row of zeros stays zero."""
     x = state.to(compute_dtype(state))
     squared_norm = x.square().sum(-1, keepdim=True)
@@ -64,7 +85,13 @@ def project_to_sphere(state: Tensor, radius: float) -> Tensor:
     return (x * scale).to(state.dtype)
 
 
-def exponential_step(state: Tensor, update: Tensor, step_size: float, max_angle: float | None = None) -> Tensor:
+def retract(
+    state: Tensor,
+    update: Tensor,
+    step_size: float | Tensor,
+    retraction: Retraction,
+    angle_scale: float | Tensor = 1.0,
+) -> Tensor:
     """Move `state` along the sphere by `step_size` times the tangent part of `update` (the module's formula).
 
     Calculated in fp32 whatever the storage type, in fp64 for fp64 states, forward and backward; the backward pass is
@@ -73,13 +100,20 @@ def exponential_step(state: Tensor, update: Tensor, step_size: float, max_angle:
     Args:
         state: [..., hidden]; its rows' norms are kept. A row of zeros gives zeros and zero gradients.
         update: same shape, possibly of another floating type.
-        step_size: alpha, dimensionless, > 0.
-        max_angle: largest angle of the step in radians; None leaves it free (it wraps round beyond pi).
+        step_size: alpha, dimensionless, > 0; a tensor of one element gets a gradient.
+        retraction: which member of the family, its clamp, and what the backward pass keeps.
+        angle_scale: s, dimensionless, > 0; a tensor of one element gets a gradient.
 
     Returns:
         The new state, shape and type of `state`.
+
+    Raises:
+        ValueError: `save` is "output" with a step size or scale that needs a gradient.
     """
-    result: Tensor = _ExponentialStep.apply(state, update, step_size, max_angle)  # type: ignore[no-untyped-call]
+    learned = any(isinstance(number, Tensor) and number.requires_grad for number in (step_size, angle_scale))
+    if learned and retraction.save == "output":
+        raise ValueError("save='output' gives no usable gradient to a learned step size or angle scale; use 'update'")
+    result: Tensor = _Retract.apply(state, update, step_size, angle_scale, retraction)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -91,15 +125,6 @@ class _Decomposition(NamedTuple):
     tangent: Tensor  # v; u itself for a row of zeros
 
 
-class _Angle(NamedTuple):
-    """Functions of q = beta^2, each [..., 1]."""
-
-    cosine: Tensor  # C = cos(theta)
-    sine: Tensor  # S = sin(theta) / beta
-    cosine_slope: Tensor  # dC/dq
-    sine_slope: Tensor  # dS/dq
-
-
 def _decompose(x: Tensor, u: Tensor) -> _Decomposition:
     squared_norm = x.square().sum(-1, keepdim=True)
     tiny = torch.finfo(x.dtype).tiny
@@ -108,64 +133,54 @@ def _decompose(x: Tensor, u: Tensor) -> _Decomposition:
     return _Decomposition(inverse, inner, u - (inner * inverse) * x)
 
 
-def _angle(q: Tensor, max_angle: float | None) -> _Angle:
-    # The series knows no clamp: it ends where the clamp begins.
-    near_zero = q < (_SERIES_BELOW if max_angle is None else min(_SERIES_BELOW, max_angle**2))
-    safe_q = torch.where(near_zero, 1.0, q)
-    beta = safe_q.sqrt()
-    theta = beta if max_angle is None else beta.clamp_max(max_angle)
-    cosine, sine = theta.cos(), theta.sin()
-    # dtheta/dbeta: the angle no longer grows where it is clamped.
-    growth = torch.ones_like(beta) if max_angle is None else (beta <= max_angle).to(beta.dtype)
-    series = _series(q)
-    return _Angle(
-        cosine=torch.where(near_zero, series.cosine, cosine),
-        sine=torch.where(near_zero, series.sine, sine / beta),
-        cosine_slope=torch.where(near_zero, series.cosine_slope, -growth * sine / (2 * beta)),
-        sine_slope=torch.where(near_zero, series.sine_slope, (growth * beta * cosine - sine) / (2 * beta * safe_q)),
-    )
-
-
-def _series(q: Tensor) -> _Angle:
-    """cos(sqrt q), sin(sqrt q)/sqrt q and their slopes to fp64 precision for q below the limit."""
-    return _Angle(
-        cosine=1 - q / 2 * (1 - q / 12 * (1 - q / 30 * (1 - q / 56))),
-        sine=1 - q / 6 * (1 - q / 20 * (1 - q / 42 * (1 - q / 72))),
-        cosine_slope=-(1 - q / 6 * (1 - q / 20 * (1 - q / 42))) / 2,
-        sine_slope=-1 / 6 + q / 60 - q.square() / 1680 + q**3 / 90720,
-    )
-
-
-def _angle_of_live_rows(q: Tensor, max_angle: float | None, inverse: Tensor) -> _Angle:
-    """As `_angle`, with C = S = 0 in the rows of zeros: neither a value nor a gradient passes there."""
-    angle, live = _angle(q, max_angle), (inverse > 0).to(q.dtype)
+def _angle_of_live_rows(q: Tensor, retraction: Retraction, scale: float | Tensor, inverse: Tensor) -> Angle:
+    """C, S and their slopes, with C = S = 0 in the rows of zeros: neither a value nor a gradient passes there."""
+    angle = angle_of(q, retraction.power, scale, retraction.max_angle)
+    live = (inverse > 0).to(q.dtype)
     return angle._replace(cosine=live * angle.cosine, sine=live * angle.sine)
 
 
-class _ExponentialStep(torch.autograd.Function):
+class _Retract(torch.autograd.Function):
     """The step with its closed-form backward (derived in the comments of `backward`)."""
 
     @staticmethod
-    def forward(ctx: Any, state: Tensor, update: Tensor, step_size: float, max_angle: float | None) -> Tensor:
+    def forward(
+        ctx: Any,
+        state: Tensor,
+        update: Tensor,
+        step_size: float | Tensor,
+        angle_scale: float | Tensor,
+        retraction: Retraction,
+    ) -> Tensor:
         dtype = compute_dtype(state)
         x = state.to(dtype)
+        alpha, scale = _number(step_size, dtype), _number(angle_scale, dtype)
         inverse, inner, v = _decompose(x, update.to(dtype))
-        q = step_size**2 * v.square().sum(-1, keepdim=True) * inverse
-        angle = _angle_of_live_rows(q, max_angle, inverse)
-        ctx.save_for_backward(state, update, inverse, inner, q)
-        ctx.step_size, ctx.max_angle = step_size, max_angle
-        return (angle.cosine * x + (step_size * angle.sine) * v).to(state.dtype)
+        q = alpha**2 * v.square().sum(-1, keepdim=True) * inverse
+        angle = _angle_of_live_rows(q, retraction, scale, inverse)
+        output: Tensor = (angle.cosine * x + (alpha * angle.sine) * v).to(state.dtype)
+        ctx.save_for_backward(state, update if retraction.save == "update" else output, inverse, inner, q)
+        ctx.alpha, ctx.scale, ctx.retraction = alpha, scale, retraction
+        ctx.update_dtype = update.dtype
+        return output
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        state, update, inverse, inner, q = ctx.saved_tensors
-        alpha: float = ctx.step_size
-        x, u, g = state.to(q.dtype), update.to(q.dtype), grad.to(q.dtype)
-        v = u - (inner * inverse) * x
-        angle = _angle_of_live_rows(q, ctx.max_angle, inverse)
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        state, kept, inverse, inner, q = ctx.saved_tensors
+        alpha, scale, retraction = ctx.alpha, ctx.scale, ctx.retraction
+        x, g = state.to(q.dtype), grad.to(q.dtype)
+        angle = _angle_of_live_rows(q, retraction, scale, inverse)
+        if retraction.save == "update":
+            u = kept.to(q.dtype)
+            v = u - (inner * inverse) * x
+        else:
+            step = torch.where(inverse > 0, 1 / (alpha * angle.sine), 0.0)
+            v = step * (kept.to(q.dtype) - angle.cosine * x)
+            u = v + (inner * inverse) * x
+        grad_x, grad_v = _dot(g, x), _dot(g, v)
         # h = dL/dq, through C and S; q depends on v and on r.
-        h = angle.cosine_slope * _dot(g, x) + alpha * angle.sine_slope * _dot(g, v)
+        h = angle.cosine_slope * grad_x + alpha * angle.sine_slope * grad_v
         # G = dL/dv; v depends on u and, through the projection, on x.
         grad_tangent = (alpha * angle.sine) * g + (2 * alpha**2 * h * inverse) * v
         along = _dot(x, grad_tangent) * inverse
@@ -176,7 +191,19 @@ class _ExponentialStep(torch.autograd.Function):
             - along * u
             - (inner * inverse) * grad_tangent
         )
-        return grad_state.to(state.dtype), grad_update.to(update.dtype), None, None
+        grad_alpha = grad_scale = None
+        if ctx.needs_input_grad[2]:
+            grad_alpha = (angle.sine * grad_v + 2 * q * h / alpha).sum().view(1)
+        if ctx.needs_input_grad[3]:
+            # dC/ds = -sin(theta) phi and dS/ds = cos(theta) phi / beta, where the angle still grows.
+            slope = slope_in_scale(q, retraction.power, scale, retraction.max_angle)
+            grad_scale = (slope * (alpha * angle.cosine * grad_v - q * angle.sine * grad_x)).sum().view(1)
+        return grad_state.to(state.dtype), grad_update.to(ctx.update_dtype), grad_alpha, grad_scale, None
+
+
+def _number(value: float | Tensor, dtype: torch.dtype) -> Any:
+    """A factor for fp32 or fp64 arithmetic: a plain number, or a detached tensor of one element."""
+    return value.detach().to(dtype) if isinstance(value, Tensor) else value
 
 
 def _dot(a: Tensor, b: Tensor) -> Tensor:

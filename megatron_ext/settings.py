@@ -1,6 +1,5 @@
 """What a user may say about the model: plain frozen dataclasses, read from the configuration or built by hand."""
 
-import math
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -12,24 +11,48 @@ _FORBID_UNKNOWN = {"extra": "forbid"}
 class ResidualSettings:
     """How a sublayer's output joins the residual stream.
 
+    None stands for the scheme's own default, which :data:`megatron_ext.schemes.SCHEMES` lists. A setting that a scheme
+    does not list means nothing to it, and is refused.
+
     Attributes:
         scheme: a name in :data:`megatron_ext.schemes.SCHEMES`.
+        p: exponent of the retraction p arctan(beta / p), > 0; of the scheme ``p`` alone.
         decay: step-size decay over the global index k (1-based) of a network with T indices: ``harmonic`` 1/k,
             ``sqrt`` 1/sqrt(k), ``linear`` (T - k + 1)/T, ``none`` 1 (GeoNorm, arXiv 2601.22095).
-        step_index: what k counts; the paper leaves it open.
-        alpha: step size before the decay, dimensionless, > 0.
+        step_index: what k counts; the papers leave it open.
+        alpha: step size before the decay, dimensionless, > 0; where it is learned, its value at the start.
+        learn_alpha: one learned step size per sublayer, kept positive by softplus (SpheretNorm, arXiv 2608.02668).
+        angle_scale: factor of the angle before the clamp, > 0; where it is learned, its value at the start.
+        learn_angle_scale: one learned factor per sublayer, kept positive by softplus (GeoNorm's appendix).
         clamp: largest angle of one step in radians, in (0, pi], or ``none``. The exponential map wraps round beyond pi.
-        radius: norm of every state; ``sqrt_hidden`` is sqrt(hidden_size). The paper leaves it open.
+        radius: norm of every state; ``sqrt_hidden`` is sqrt(hidden_size), ``learned`` starts there. The papers leave it
+            open.
+        save: what the backward pass of a step keeps beside the state: the sublayer's ``output`` becomes the next
+            state, which is alive anyway, but shows the update only at bounded angles and constant step sizes; the
+            ``update`` always works.
+        final_norm: before the output layer; None is the model's normalization.
+        output_init: initial attention and MLP output projections: ``scaled`` by 1/sqrt(2 num_layers), or ``plain``.
+        dyt_attention_alpha: start of the factor inside tanh in front of attention; of ``pre_dyt`` alone.
+        dyt_alpha: the same in front of the MLP and of the output layer.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
 
     scheme: str = "geonorm"
-    decay: Literal["harmonic", "sqrt", "linear", "none"] = "harmonic"
-    step_index: Literal["layer", "sublayer"] = "layer"
-    alpha: float = 1.0
-    clamp: float | Literal["none"] = math.pi / 2
-    radius: float | Literal["sqrt_hidden"] = "sqrt_hidden"
+    p: float | None = None
+    decay: Literal["harmonic", "sqrt", "linear", "none"] | None = None
+    step_index: Literal["layer", "sublayer"] | None = None
+    alpha: float | None = None
+    learn_alpha: bool | None = None
+    angle_scale: float | None = None
+    learn_angle_scale: bool | None = None
+    clamp: float | Literal["none"] | None = None
+    radius: float | Literal["sqrt_hidden", "learned"] | None = None
+    save: Literal["output", "update"] | None = None
+    final_norm: Literal["rmsnorm", "layernorm", "none"] | None = None
+    output_init: Literal["scaled", "plain"] | None = None
+    dyt_attention_alpha: float | None = None
+    dyt_alpha: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +63,7 @@ class ModelSettings:
         num_query_groups: key/value heads; None means one per attention head.
         vocab_size: rows of the embedding before padding; None means the tokenizer's.
         activation: of the MLP; swiglu has a gate, so it takes 2/3 of gelu's ffn_hidden_size for as many parameters.
-        normalization: of pre_norm's inputs, and the final norm of every scheme; norm_epsilon is its epsilon.
+        normalization: the norm wherever a scheme has one; norm_epsilon is its epsilon.
         positions: ``rope`` turns queries and keys (RoFormer, arXiv 2104.09864), ``learned`` adds one learned vector per
             position up to sequence_length to the embedding (as GPT-2 does), ``none`` leaves order to the causal mask.
             The learned vectors are a matrix, so they start with init_std and weight decay acts on them.
@@ -50,7 +73,7 @@ class ModelSettings:
         tie_embeddings: one matrix for the embedding and the output layer.
         output_bias: bias of the output layer: ``unigram`` starts at the log token frequencies, ``learned`` at zero.
             Without it a model on the sphere collapses early to the unigram distribution.
-        init_std: standard deviation of the initial weights; output projections have it over sqrt(2 num_layers).
+        init_std: standard deviation of the initial weights; residual.output_init scales the output projections'.
         recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass.
     """
 

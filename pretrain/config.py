@@ -12,6 +12,7 @@ from typing import Any, Literal, get_type_hints
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from megatron_ext.schemes import with_defaults
 from megatron_ext.settings import ModelSettings, ParallelSettings
 from pretrain.errors import UserError
 
@@ -122,6 +123,16 @@ def load_config(path: Path, overrides: list[str]) -> Config:
         given = [override for override in overrides if override.partition("=")[0] == name]
         where = f"argument {given[-1]!r}" if given else str(path)
         raise UserError(f"{where}: {fault}") from None
+
+
+def with_scheme_defaults(config: Config) -> Config:
+    """The configuration with every setting of the residual scheme written out.
+
+    Raises:
+        ValueError: settings that the scheme does not take.
+    """
+    model = dataclasses.replace(config.model, residual=with_defaults(config.model.residual))
+    return config.model_copy(update={"model": model})
 
 
 def dump_config(config: Config) -> str:

@@ -174,7 +174,10 @@ class Engine:
 
 def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, Any]:
     """Parameter -> its ShardedTensor (or factory of several): where the local part lies in the global tensor."""
-    metadata = {"dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    metadata = {
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+        "non_homogeneous_layers": True,  # layers differ: the first holds the entry of the stream
+    }
     parameters = {id(parameter): parameter for parameter in module.parameters()}
     templates = {
         parameters[id(value.data)]: value

@@ -9,7 +9,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from megatron_ext.schemes import SCHEMES
+from megatron_ext.schemes import SCHEMES, with_defaults
+from megatron_ext.schemes.sphere import power_of, why_output_is_unsafe
 from pretrain.config import Config
 from pretrain.data.manifest import Manifest
 from pretrain.errors import UserError
@@ -109,16 +110,41 @@ def scheme_is_known(config: Config) -> str | None:
     return f"model.residual.scheme={scheme}: unknown; did you mean {near[0]}? (known: {', '.join(SCHEMES)})"
 
 
-def sphere_settings_make_sense(config: Config) -> str | None:
-    """Step size and radius are positive; a clamp lies within half a turn, where the exponential map is one-to-one."""
-    residual = config.model.residual
-    if not 0 < residual.alpha < math.inf:
-        return f"model.residual.alpha={residual.alpha}: must be positive"
-    if residual.radius != "sqrt_hidden" and not 0 < residual.radius < math.inf:
-        return f"model.residual.radius={residual.radius}: must be positive, or sqrt_hidden"
-    if residual.clamp != "none" and not 0 < residual.clamp <= math.pi:
-        return f"model.residual.clamp={residual.clamp}: must be an angle in (0, pi] radians, or none"
+def residual_settings_fit_the_scheme(config: Config) -> str | None:
+    """Nothing is set that means nothing to the scheme, and nothing that it needs is missing."""
+    try:
+        with_defaults(config.model.residual)
+    except ValueError as error:
+        return str(error)
     return None
+
+
+def residual_numbers_are_positive(config: Config) -> str | None:
+    """Exponent, step size, scales and radius are positive."""
+    residual = config.model.residual
+    for name in ("p", "alpha", "angle_scale", "radius", "dyt_attention_alpha", "dyt_alpha"):
+        value = getattr(residual, name)
+        if isinstance(value, (int, float)) and not 0 < value < math.inf:
+            words = ", sqrt_hidden or learned" if name == "radius" else ""
+            return f"model.residual.{name}={value}: must be positive{words}"
+    return None
+
+
+def clamp_is_within_half_a_turn(config: Config) -> str | None:
+    """The exponential map is one-to-one up to half a turn."""
+    clamp = config.model.residual.clamp
+    if isinstance(clamp, (int, float)) and not 0 < clamp <= math.pi:
+        return f"model.residual.clamp={clamp}: must be an angle in (0, pi] radians, or none"
+    return None
+
+
+def saved_output_shows_the_update(config: Config) -> str | None:
+    """A step's update can be rebuilt from its output in the backward pass."""
+    residual = with_defaults(config.model.residual)
+    if residual.save != "output":
+        return None
+    reason = why_output_is_unsafe(residual, power_of(residual))
+    return f"model.residual.save=output: {reason}, or use save=update" if reason else None
 
 
 def micro_batch_divides_global_batch(config: Config) -> str | None:
@@ -217,7 +243,10 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     sequence_parallel_needs_tp,
     layers_divide_over_pp,
     scheme_is_known,
-    sphere_settings_make_sense,
+    residual_settings_fit_the_scheme,
+    residual_numbers_are_positive,
+    clamp_is_within_half_a_turn,
+    saved_output_shows_the_update,
     micro_batch_divides_global_batch,
     schedule_fits_the_run,
     run_has_a_folder,

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from pretrain import parallel
 from pretrain.checkpoint import saving, store
 from pretrain.checkpoint.callback import Saver
-from pretrain.config import Config, dump_config
+from pretrain.config import Config, dump_config, with_scheme_defaults
 from pretrain.data.batches import TrainingBatches, ValidationBatches
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.order import SampleOrder
@@ -49,6 +49,7 @@ def run_training(config: Config, launch: Launch) -> None:
     """
     check_config(config)
     check_layout(config, launch.world_size)
+    config = with_scheme_defaults(config)
     start = find_start(config)
     if start.state.step >= config.train.steps:
         if launch.global_rank == 0:

@@ -1,0 +1,96 @@
+"""The registry of residual schemes, and the specs that Megatron-core builds from them."""
+
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from megatron_ext.attention import ScaledDotProductAttention
+from megatron_ext.norms import model_norm
+from megatron_ext.schemes.additive import PERI_LN, PRE_DYT, PRE_NORM, SANDWICH_NORM
+from megatron_ext.schemes.layer import ResidualLayer
+from megatron_ext.schemes.post_norm import DEEP_NORM, KEEL, POST_NORM
+from megatron_ext.schemes.scheme import Scheme
+from megatron_ext.schemes.sphere import CAYLEY, GEONORM, NGPT_LERP, PROJ, P
+from megatron_ext.settings import ResidualSettings
+
+SCHEMES: dict[str, Scheme] = {
+    scheme.name: scheme
+    for scheme in (
+        GEONORM,
+        PROJ,
+        CAYLEY,
+        P,
+        PRE_NORM,
+        POST_NORM,
+        DEEP_NORM,
+        SANDWICH_NORM,
+        PERI_LN,
+        PRE_DYT,
+        KEEL,
+        NGPT_LERP,
+    )
+}
+"""Every scheme by its name."""
+
+
+def scheme_of(residual: ResidualSettings) -> Scheme:
+    """The scheme that the settings name.
+
+    Raises:
+        ValueError: unknown scheme.
+    """
+    if residual.scheme not in SCHEMES:
+        raise ValueError(f"unknown residual scheme {residual.scheme!r}; known: {', '.join(SCHEMES)}")
+    return SCHEMES[residual.scheme]
+
+
+def with_defaults(residual: ResidualSettings) -> ResidualSettings:
+    """The settings with their scheme's defaults where nothing was said.
+
+    Raises:
+        ValueError: unknown scheme; a setting that means nothing to it, or one that is missing.
+    """
+    return scheme_of(residual).with_defaults(residual)
+
+
+def residual_layer_spec(config: TransformerConfig, residual: ResidualSettings) -> ModuleSpec:
+    """The spec of one transformer layer with the scheme that `residual` names: Megatron-core's local layer with our
+    attention kernel, and checkpoint keys that equal the parameters' names.
+
+    Raises:
+        ValueError: as :func:`with_defaults`.
+    """
+    scheme, settings = scheme_of(residual), with_defaults(residual)
+    spec = get_gpt_layer_local_spec(normalization=config.normalization)
+    spec.module = ResidualLayer
+    spec.params = {"scheme": scheme, "settings": settings}
+    layer, attention = spec.submodules, spec.submodules.self_attention.submodules
+    attention.core_attention = ScaledDotProductAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = model_norm(config)
+    layer.input_layernorm = scheme.attention_norm(config, settings) or IdentityOp
+    layer.pre_mlp_layernorm = scheme.mlp_norm(config, settings) or IdentityOp
+    layer.self_attn_bda = layer.mlp_bda = IdentityOp  # ResidualLayer makes its own
+    layer.sharded_state_dict_keys_map = {}
+    return spec
+
+
+def residual_block_spec(
+    config: TransformerConfig, residual: ResidualSettings, *, vp_stage: int | None = None
+) -> TransformerBlockSubmodules:
+    """What a Megatron-core GPTModel takes as `transformer_layer_spec`: this stage's layers and the final norm.
+
+    Unlike a bare layer spec it brings the scheme's own final norm, one that works with sequence parallelism.
+
+    Raises:
+        ValueError: as :func:`with_defaults`.
+    """
+    layer = residual_layer_spec(config, residual)
+    count = get_num_layers_to_build(config, vp_stage)
+    final_norm = scheme_of(residual).final_norm(config, with_defaults(residual))
+    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=final_norm)
+
+
+__all__ = ["SCHEMES", "Scheme", "residual_block_spec", "residual_layer_spec", "scheme_of", "with_defaults"]
