@@ -22,6 +22,7 @@ _ACTIVATIONS: dict[str, dict[str, Any]] = {
     "gelu": {"activation_func": F.gelu, "gated_linear_unit": False},
 }
 _POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
+_SHARED_BY_HEADS = (".q_layernorm.", ".k_layernorm.")
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
@@ -42,6 +43,7 @@ class ResidualGPTModel(GPTModel):  # type: ignore[misc]
             if output_bias:
                 add_output_bias(self.output_layer, self.config.params_dtype)
             mask_padding(self.output_layer, true_vocab_size)
+        mark_partial_gradients(self)
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Mark the embedding's and output layer's parameters as Megatron-core does, without its exchange of weights.
@@ -52,6 +54,19 @@ class ResidualGPTModel(GPTModel):  # type: ignore[misc]
         group, self.embd_group = self.embd_group, None
         super().setup_embeddings_and_output_layer()
         self.embd_group = group
+
+
+def mark_partial_gradients(model: GPTModel) -> None:
+    """Say of every parameter whether its gradient must be summed over tp: `parameter.partial_over_tp`.
+
+    True where each tensor-parallel rank holds the whole parameter but applies it to a part of the work: to its own
+    tokens under sequence parallelism (Megatron-core's mark `sequence_parallel`), or to its own heads.
+    """
+    heads_are_divided = model.config.tensor_model_parallel_size > 1
+    for name, parameter in model.named_parameters():
+        by_tokens = getattr(parameter, "sequence_parallel", False)
+        by_heads = heads_are_divided and any(norm in name for norm in _SHARED_BY_HEADS)
+        parameter.partial_over_tp = by_tokens or by_heads
 
 
 def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: torch.dtype) -> TransformerConfig:
@@ -77,6 +92,7 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
         normalization=NORM_NAMES[model.normalization],
         layernorm_epsilon=model.norm_epsilon,
         add_bias_linear=model.linear_bias,
+        qk_layernorm=model.qk_norm,
         hidden_dropout=0.0,
         attention_dropout=0.0,
         tensor_model_parallel_size=parallel.tp,

@@ -68,6 +68,8 @@ class ModelSettings:
             position up to sequence_length to the embedding (as GPT-2 does), ``none`` leaves order to the causal mask.
             The learned vectors are a matrix, so they start with init_std and weight decay acts on them.
         rope_base: base of the rotary position embedding's wavelengths; unused unless positions is rope.
+        qk_norm: norm every head's queries and keys, before their rotation (QK-norm, arXiv 2010.04245), with the model's
+            normalization and one gain for all heads of a layer.
         linear_bias: biases on the linear layers of attention (query/key/value, projection) and MLP (both). They start
             at zero and are never decayed. The output layer has its own setting, output_bias.
         tie_embeddings: one matrix for the embedding and the output layer.
@@ -91,6 +93,7 @@ class ModelSettings:
     norm_epsilon: float = 1e-5
     positions: Literal["rope", "learned", "none"] = "rope"
     rope_base: float = 10000.0
+    qk_norm: bool = False
     linear_bias: bool = False
     tie_embeddings: bool = False
     output_bias: Literal["unigram", "learned", "none"] = "unigram"

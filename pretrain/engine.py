@@ -155,14 +155,12 @@ class Engine:
     def _sum_replicated_gradients(self) -> None:
         """Complete the gradients of parameters that several model-parallel ranks hold whole.
 
-        Under sequence parallelism a rank sees only its tokens, so replicated parameters hold partial sums over tp. A
-        tied embedding has one copy on the first and one on the last stage.
+        A parameter that each tp rank applies to its own tokens or heads has a partial sum there. A tied embedding has
+        one copy on the first and one on the last stage.
         """
-        if self.module.config.sequence_parallel:  # type: ignore[union-attr]
-            group = parallel_state.get_tensor_model_parallel_group()
-            for parameter in self.module.parameters():
-                if getattr(parameter, "sequence_parallel", False):
-                    _all_reduce_gradient(parameter, group)
+        for parameter in self.module.parameters():
+            if parameter.partial_over_tp:  # type: ignore[attr-defined]
+                _all_reduce_gradient(parameter, parallel_state.get_tensor_model_parallel_group())
         if (
             self.module.share_embeddings_and_output_weights
             and parallel_state.get_pipeline_model_parallel_world_size() > 1

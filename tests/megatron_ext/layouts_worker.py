@@ -32,6 +32,7 @@ CASES = {
     "geonorm, a whole tensor-parallel rank of padding": small.settings(vocab_size=100),
     "gpt2": small.settings("pre_norm", **small.GPT2),
     "biases on a gated MLP": small.settings(linear_bias=True),
+    "qk_norm": small.settings(qk_norm=True),
 }
 
 
@@ -99,7 +100,7 @@ def train(stage: Any, model: ModelSettings) -> Tensor:
 def synchronise(stage: Any) -> None:
     """What the training engine does: sums of partial gradients over the tensor-parallel and the embedding group."""
     for parameter in stage.parameters():
-        if getattr(parameter, "sequence_parallel", False):
+        if parameter.partial_over_tp:
             dist.all_reduce(parameter.grad, group=parallel_state.get_tensor_model_parallel_group())
     tied_over_stages = stage.share_embeddings_and_output_weights and stage.config.pipeline_model_parallel_size > 1
     # Not is_rank_in_embedding_group: destroy_model_parallel leaves its answer from the layout before.

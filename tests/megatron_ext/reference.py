@@ -79,6 +79,8 @@ def attention(layer: Weights, x: Tensor, model: ModelSettings) -> Tensor:
     # Each group holds its query heads, then one key and one value head.
     qkv = linear(layer, "self_attention.linear_qkv", x).view(batch, sequence, groups, per_group + 2, head)
     q, k, v = qkv[:, :, :, :per_group], qkv[:, :, :, per_group : per_group + 1], qkv[:, :, :, per_group + 1]
+    if model.qk_norm:
+        q, k = norm(layer, "self_attention.q_layernorm", q, model), norm(layer, "self_attention.k_layernorm", k, model)
     if model.positions == "rope":
         q, k = rotate(q, model.rope_base), rotate(k, model.rope_base)
     scores = torch.einsum("bighd,bjgd->bghij", q, k.squeeze(3)) / math.sqrt(head)

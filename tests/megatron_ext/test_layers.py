@@ -28,8 +28,8 @@ def passed(layer: nn.Module, x: Tensor, rotary: Tensor, mask: Tensor | None) -> 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"activation": "gelu", "normalization": "layernorm"}, {"linear_bias": True}],
-    ids=["swiglu rmsnorm", "gelu layernorm", "biases"],
+    [{}, {"activation": "gelu", "normalization": "layernorm"}, {"linear_bias": True}, {"qk_norm": True}],
+    ids=["swiglu rmsnorm", "gelu layernorm", "biases", "qk_norm"],
 )
 @pytest.mark.parametrize("grad_enabled", [True, False])
 def test_pre_norm_equals_the_stock_local_layer_bit_for_bit(
@@ -39,7 +39,10 @@ def test_pre_norm_equals_the_stock_local_layer_bit_for_bit(
     model = small.settings("pre_norm", **changes)
     config = small.config(model, dtype)
     stock_spec = get_gpt_layer_local_spec(normalization=config.normalization)
-    stock_spec.submodules.self_attention.submodules.core_attention = ScaledDotProductAttention
+    attention = stock_spec.submodules.self_attention.submodules
+    attention.core_attention = ScaledDotProductAttention
+    if model.qk_norm:
+        attention.q_layernorm = attention.k_layernorm = NORMS[config.normalization]
     stock_spec.submodules.input_layernorm = stock_spec.submodules.pre_mlp_layernorm = NORMS[config.normalization]
     stock = build_module(stock_spec, config=config, layer_number=1)
     source = small.build(model, dtype=dtype)

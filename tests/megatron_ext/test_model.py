@@ -24,6 +24,8 @@ VARIANTS = {
     "linear, one query group per head": small.settings(residual={"decay": "linear"}, num_query_groups=None),
     "learned positions, biases": small.settings(positions="learned", linear_bias=True),
     "no positions, odd heads": small.settings(positions="none", hidden_size=36),
+    "qk_norm": small.settings(qk_norm=True),
+    "qk_norm, layernorm, biases": small.settings(qk_norm=True, normalization="layernorm", linear_bias=True),
     "recomputed": small.settings(recompute="full"),
     "pre_norm": small.settings("pre_norm"),
     "pre_norm, gelu, layernorm, tied": small.settings(
