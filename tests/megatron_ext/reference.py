@@ -1,5 +1,6 @@
 """A whole GPT in plain PyTorch, written from the formulas, for Megatron-core's layout of the weights."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 
@@ -8,12 +9,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megatron_ext import ModelSettings
+from megatron_ext.schemes import with_defaults
 
 Weights = dict[str, Tensor]
 
 
 def gpt(weights: Weights, tokens: Tensor, model: ModelSettings) -> Tensor:
     """Logits [batch, sequence, vocabulary without padding] of tokens [batch, sequence]."""
+    model = dataclasses.replace(model, residual=with_defaults(model.residual))
     embedding = weights["embedding.word_embeddings.weight"]
     x = embedding[tokens]
     if model.positions == "learned":

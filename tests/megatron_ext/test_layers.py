@@ -90,13 +90,6 @@ def test_pre_norm_equals_the_untouched_stock_model(changes: dict[str, Any]) -> N
         assert error < 1e-5, (name, error)
 
 
-def test_the_sphere_layer_refuses_dropout() -> None:
-    config = small.config(small.settings())
-    config.hidden_dropout = 0.1
-    with pytest.raises(ValueError, match=r"hidden_dropout is 0\.1; the sphere residual needs 0"):
-        build_module(residual_layer_spec(config, ResidualSettings()), config=config, layer_number=1)
-
-
 def test_a_bare_layer_spec_puts_the_states_on_the_sphere_in_a_stock_model() -> None:
     config = small.config(small.settings())
     stock = GPTModel(
