@@ -7,7 +7,7 @@ Everything here works on the text alone. Rules that relate several settings, the
 import dataclasses
 import difflib
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_type_hints
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from megatron_ext.schemes import with_defaults
 from megatron_ext.settings import ModelSettings, ParallelSettings
 from pretrain.errors import UserError
+from pretrain.recipe import fill_optimizer
 
 
 class Section(BaseModel):
@@ -58,7 +59,8 @@ class TrainSettings(Section):
 class OptimizerSettings(Section):
     """AdamW with linear warmup to ``lr`` and cosine decay to ``min_lr`` at the last step.
 
-    Norms, biases and step sizes are never decayed. ``clip`` bounds the global gradient norm; 0 turns it off.
+    Left out, ``lr`` and ``warmup_steps`` are those of :mod:`pretrain.recipe` for the scheme, and ``min_lr`` a tenth of
+    ``lr``. Norms, biases and step sizes are never decayed. ``clip`` bounds the global gradient norm; 0 turns it off.
     """
 
     lr: float = Field(gt=0)
@@ -116,6 +118,7 @@ def load_config(path: Path, overrides: list[str]) -> Config:
     _refuse_unknown(tree, types, str(path))
     for override in overrides:
         _refuse_unknown(_apply_override(tree, override), types, f"argument {override!r}")
+    fill_optimizer(tree)
     try:
         return Config.model_validate(tree)
     except ValidationError as error:
@@ -227,7 +230,7 @@ def _refuse_unknown(tree: dict[str, Any], types: dict[str, Any], where: str) -> 
             raise UserError(f"{where}: {_unknown(name, types)}")
         if _is_section(types[name]) and not isinstance(value, dict):
             raise UserError(f"{where}: {name} is a section; give {name}.KEY=VALUE with {_keys_of(name, types)}")
-        if isinstance(value, bool) and types[name] is not bool:
+        if isinstance(value, bool) and bool not in (types[name], *get_args(types[name])):
             raise UserError(f"{where}: {name}={str(value).lower()}: must not be true or false")
         if isinstance(value, str) and "\0" in value:
             raise UserError(f"{where}: {name} holds a NUL character")

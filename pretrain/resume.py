@@ -8,7 +8,7 @@ from pretrain.data.manifest import Manifest
 from pretrain.errors import UserError
 
 # What may differ without changing what is computed.
-_FREE_MODEL_SETTINGS = {"model.recompute"}
+_FREE_MODEL_SETTINGS = {"model.recompute", "model.residual.save"}
 
 
 def check_resume(config: Config, manifest: Manifest, checkpoint: Path, record: dict[str, Any]) -> None:

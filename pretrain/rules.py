@@ -140,6 +140,8 @@ def clamp_is_within_half_a_turn(config: Config) -> str | None:
 
 def saved_output_shows_the_update(config: Config) -> str | None:
     """A step's update can be rebuilt from its output in the backward pass."""
+    if residual_settings_fit_the_scheme(config):
+        return None
     residual = with_defaults(config.model.residual)
     if residual.save != "output":
         return None

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from megatron_ext import scheme_of
 from pretrain import parallel
 from pretrain.checkpoint import saving, store
 from pretrain.checkpoint.callback import Saver
@@ -26,6 +27,7 @@ from pretrain.loop import Callback, train
 from pretrain.monitor.metrics import Metrics
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
+from pretrain.recipe import advice
 from pretrain.resume import changed_settings, check_resume, vocabulary
 from pretrain.rules import check_config, check_data, check_layout
 from pretrain.state import TrainState
@@ -141,5 +143,8 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board) -> Non
         + (f"resumed from {start.checkpoint}" if start.checkpoint else f"{config.train.steps} steps from scratch"),
         flush=True,
     )
+    residual = config.model.residual
+    for line in advice(residual.scheme, scheme_of(residual).on_sphere, config.model.output_bias):
+        print(f"warning: {line}", flush=True)
     for change in changed_settings(config, start.record) if start.checkpoint else []:
         print(f"changed since then: {change}", flush=True)

@@ -49,7 +49,7 @@ class Saver:
 def _facts(config: Config, manifest: Manifest, vocab_size: int) -> dict[str, Any]:
     """What every checkpoint of a run records of it; global rank 0 alone writes it."""
     return {
-        "format": 1,
+        "format": store.FORMAT,
         "config": config.model_dump(mode="json"),
         "data_fingerprint": manifest.fingerprint,
         "vocab_size": vocab_size,

@@ -88,28 +88,26 @@ def _shards(
 def _piece_shards(
     piece: ShardedTensor, key: str, flat: torch.Tensor, start: int, end: int, vocab_size: int
 ) -> Iterator[ShardedTensor]:
-    prepended = piece.prepend_axis_num
     global_shape = list(piece.global_shape)
-    rows = piece.global_shape[prepended]
+    rows = global_shape[0]
     if _is_vocabulary(piece.key):
-        rows = global_shape[prepended] = vocab_size
+        rows = global_shape[0] = vocab_size
     for box in boxes(tuple(piece.local_shape), start, end):
-        offset = [base + inner for base, inner in zip(piece.global_offset[prepended:], box.offset, strict=True)]
+        offset = [base + inner for base, inner in zip(piece.global_offset, box.offset, strict=True)]
         kept = max(0, min(box.size[0], rows - offset[0]))
         if not kept:
             continue
         size = (kept, *box.size[1:])
-        data = flat[box.start - start :][: math.prod(size)].view((1,) * prepended + size)
+        data = flat[box.start - start :][: math.prod(size)].view(size)
         yield ShardedTensor(
             key,
             data,
             data.dtype,
-            tuple(data.shape),
+            size,
             tuple(global_shape),
-            (*piece.global_offset[:prepended], *offset),
+            tuple(offset),
             None,  # axis_fragmentations: the boxes form no regular grid
             replica_id=0,
-            prepend_axis_num=0,
         )
 
 

@@ -18,6 +18,8 @@ from typing import Any
 from pretrain.errors import UserError
 
 RECORD = "run.json"
+FORMAT = 2
+"""Of the files; a checkpoint of another format is not read."""
 _STEP = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial-"
 
@@ -75,9 +77,11 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     """
     try:
         record = json.loads((checkpoint / RECORD).read_text(encoding="utf-8"))
-        missing = {"state", "config", "data_fingerprint", "vocab_size", "adam_step", "files"} - set(record)
+        missing = {"format", "state", "config", "data_fingerprint", "vocab_size", "adam_step", "files"} - set(record)
         if missing:
             raise ValueError(f"{RECORD} has no {', '.join(sorted(missing))}")
+        if record["format"] != FORMAT:
+            raise UserError(f"{checkpoint} has format {record['format']}, but this version reads {FORMAT}; use its own")
         if f"step-{record['state']['step']:08d}" != checkpoint.name:
             raise ValueError(f"it was saved at step {record['state']['step']}")
         for name, size in record["files"].items():

@@ -89,7 +89,7 @@ def test_an_unknown_key_in_the_file(tmp_path: Path) -> None:
         ("optimizer.lr=-1", "optimizer.lr=-1: input should be greater than 0"),
         ("optimizer.lr=.inf", "optimizer.lr=inf: input should be a finite number"),
         ("train.seed=18446744073709551616", "train.seed=18446744073709551616: input should be less than"),
-        ("model.residual=geonorm", "model.residual is a section; give model.residual.KEY=VALUE with scheme, decay"),
+        ("model.residual=geonorm", "model.residual is a section; give model.residual.KEY=VALUE with scheme, p, decay"),
     ],
 )
 def test_a_wrong_value_names_the_setting(override: str, fault: str) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from megatron_ext import SCHEMES
 from pretrain.config import Config, load_config
 from pretrain.data.manifest import load_manifest
 from pretrain.errors import UserError
@@ -34,9 +35,53 @@ BROKEN_SETTINGS = [
     ),
     ("layers_divide_over_pp", ["parallel.pp=3"], "model.num_layers=4 is not divisible by parallel.pp=3"),
     ("scheme_is_known", ["model.residual.scheme=geonrm"], "did you mean geonorm?"),
-    ("sphere_settings_make_sense", ["model.residual.alpha=0"], "model.residual.alpha=0.0: must be positive"),
-    ("sphere_settings_make_sense", ["model.residual.radius=-1"], "model.residual.radius=-1.0"),
-    ("sphere_settings_make_sense", ["model.residual.clamp=3.2"], "an angle in (0, pi] radians, or none"),
+    (
+        "residual_settings_fit_the_scheme",
+        ["model.residual.scheme=pre_norm", "model.residual.clamp=1"],
+        "model.residual.clamp=1.0: means nothing to the scheme pre_norm; remove it",
+    ),
+    (
+        "residual_settings_fit_the_scheme",
+        ["model.residual.p=2"],
+        "model.residual.p=2.0: means nothing to the scheme geonorm; remove it",
+    ),
+    ("residual_settings_fit_the_scheme", ["model.residual.scheme=p"], "model.residual.p is missing"),
+    ("residual_numbers_are_positive", ["model.residual.alpha=0"], "model.residual.alpha=0.0: must be positive"),
+    ("residual_numbers_are_positive", ["model.residual.alpha=.inf"], "model.residual.alpha=inf: must be positive"),
+    ("residual_numbers_are_positive", ["model.residual.angle_scale=-1"], "model.residual.angle_scale=-1.0"),
+    (
+        "residual_numbers_are_positive",
+        ["model.residual.radius=-1"],
+        "model.residual.radius=-1.0: must be positive, sqrt_hidden or learned",
+    ),
+    (
+        "residual_numbers_are_positive",
+        ["model.residual.scheme=p", "model.residual.p=0"],
+        "model.residual.p=0.0: must be positive",
+    ),
+    (
+        "residual_numbers_are_positive",
+        ["model.residual.scheme=pre_dyt", "model.residual.dyt_alpha=0"],
+        "model.residual.dyt_alpha=0.0",
+    ),
+    ("clamp_is_within_half_a_turn", ["model.residual.clamp=3.2"], "an angle in (0, pi] radians, or none"),
+    ("clamp_is_within_half_a_turn", ["model.residual.clamp=0"], "an angle in (0, pi] radians, or none"),
+    (
+        "saved_output_shows_the_update",
+        ["model.residual.save=output", "model.residual.clamp=none"],
+        "model.residual.save=output: the angle of a step must stay below 2.9 rad; set clamp to less than that, or use",
+    ),
+    ("saved_output_shows_the_update", ["model.residual.save=output", "model.residual.clamp=3"], "set clamp to less"),
+    (
+        "saved_output_shows_the_update",
+        ["model.residual.scheme=proj", "model.residual.save=output"],
+        "model.residual.save=output: learn_alpha and learn_angle_scale must be false, or use save=update",
+    ),
+    (
+        "saved_output_shows_the_update",
+        ["model.residual.scheme=cayley", "model.residual.save=output", "model.residual.learn_alpha=false"],
+        "set clamp to less than that",
+    ),
     ("micro_batch_divides_global_batch", ["train.global_batch=15"], "train.global_batch=15"),
     ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=15 must be below train.steps=10"),
     ("scheme_is_known", ["model.residual.scheme=GEONORM"], "did you mean geonorm?"),
@@ -64,6 +109,25 @@ def test_the_demo_keeps_all(manifest: Path) -> None:
     check_config(demo())
     check_layout(demo("parallel.tp=2"), 2)
     check_data(demo("model.sequence_length=32"), load_manifest(manifest))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        *([f"scheme={name}"] for name in SCHEMES if name != "p"),
+        ["scheme=p", "p=0.5"],
+        ["scheme=p", "p=1", "learn_alpha=false", "save=output"],
+        ["scheme=proj", "learn_alpha=false", "save=output", "clamp=1.0"],
+        ["scheme=geonorm", "save=output", "clamp=2.8"],
+        ["scheme=geonorm", "clamp=none", "learn_angle_scale=true", "radius=learned", "final_norm=none"],
+        ["scheme=ngpt_lerp", "alpha=0.1", "radius=1.0"],
+        ["scheme=pre_dyt", "dyt_alpha=0.5", "dyt_attention_alpha=0.8"],
+        ["scheme=post_norm", "output_init=scaled"],
+    ],
+    ids=" ".join,
+)
+def test_every_scheme_and_its_settings_are_accepted(overrides: list[str]) -> None:
+    check_config(demo(*(f"model.residual.{override}" for override in overrides)))
 
 
 @pytest.mark.parametrize(("rule", "overrides", "message"), BROKEN_SETTINGS)

@@ -10,7 +10,8 @@ from pretrain.errors import UserError
 
 
 def facts(step: int) -> dict[str, Any]:
-    return {"state": {"step": step}, "config": {}, "data_fingerprint": "", "vocab_size": 1, "adam_step": step}
+    facts = {"format": store.FORMAT, "state": {"step": step}, "adam_step": step}
+    return facts | {"config": {}, "data_fingerprint": "", "vocab_size": 1}
 
 
 def published(folder: Path, step: int) -> Path:
@@ -53,6 +54,13 @@ def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
     checkpoint = published(tmp_path, 1)
     damage(checkpoint)
     with pytest.raises(UserError, match=f"is damaged .*{message}.*remove it to go on from the one before"):
+        store.read_record(checkpoint)
+
+
+def test_another_format_is_not_damage(tmp_path: Path) -> None:
+    checkpoint = published(tmp_path, 1)
+    _rewrite(checkpoint, format=1)
+    with pytest.raises(UserError, match=r"step-00000001 has format 1, but this version reads 2"):
         store.read_record(checkpoint)
 
 
