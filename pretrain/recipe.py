@@ -53,7 +53,7 @@ def fill_optimizer(tree: dict[str, Any]) -> None:
     if "warmup_steps" not in optimizer and isinstance(steps, int) and steps > 0:
         optimizer["warmup_steps"] = recipe_warmup(scheme, steps)
     if "min_lr" not in optimizer and isinstance(optimizer.get("lr"), (int, float)):
-        optimizer["min_lr"] = optimizer["lr"] / 10
+        optimizer["min_lr"] = float(f"{optimizer['lr'] / 10:.3g}")
 
 
 def advice(scheme: str, on_sphere: bool, output_bias: str) -> list[str]:
