@@ -1,14 +1,24 @@
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from megatron_ext import GeometryProbe
+from megatron_ext import SCHEMES, Geometry, GeometryProbe
 from tests.megatron_ext import small
 
 pytestmark = pytest.mark.usefixtures("single_process")
+
+LEARNED = {"learn_alpha": True, "learn_angle_scale": True, "clamp": 0.4, "alpha": 2.0}
+CASES: dict[str, dict[str, Any]] = {
+    **{name: {} for name in SCHEMES},
+    "p": {"p": 1.5},
+    "geonorm": LEARNED,
+    "proj": {"radius": "learned", "clamp": 0.4},
+}
+"""Settings of the residual by scheme."""
 
 
 def run(stage: Any) -> Tensor:
@@ -16,65 +26,147 @@ def run(stage: Any) -> Tensor:
     return (stage(tokens, positions, None, labels=labels) * weights).sum()
 
 
-@pytest.mark.parametrize("scheme", ["geonorm", "pre_norm"])
-def test_equals_what_forward_hooks_see(scheme: str) -> None:
-    stage = small.build(small.settings(scheme), dtype=torch.float64)
-    states: list[list[Tensor]] = []
-    for layer in stage.decoder.layers:
-        # What enters the sublayers' first modules: the states (geonorm), or what the norms read (pre_norm).
-        seen: list[Tensor] = []
-        layer.input_layernorm.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(inputs[0]))
-        layer.pre_mlp_layernorm.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(inputs[0]))
-        layer.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output[0]))
-        states.append(seen)
+def probed(stage: Any, *runs: Callable[[Any], Any]) -> Geometry:
     probe = GeometryProbe(stage)
     with probe.recording():
-        run(stage)
-    geometry = probe.reduce()
-    for index, (entering, middle, leaving) in enumerate(states):
-        unit = entering / entering.norm(dim=-1, keepdim=True)
-        expected = unit.flatten(0, 1).mean(0).norm()
-        assert geometry.resultant_length[index].item() == pytest.approx(expected.item(), rel=1e-12)
-        for sublayer, (x, y) in enumerate(((entering, middle), (middle, leaving))):
-            angle = torch.acos(nn.functional.cosine_similarity(x, y, dim=-1).clamp(-1, 1)).mean()
-            assert geometry.mean_angle[index, sublayer].item() == pytest.approx(angle.item(), rel=1e-6)
+        for a_run in runs or (run,):
+            a_run(stage)
+    return probe.reduce()
+
+
+class Step(NamedTuple):
+    """One sublayer's step: state, increment, new state in fp64, and the step size."""
+
+    x: Tensor
+    u: Tensor
+    y: Tensor
+    alpha: float
+
+
+def steps_of(stage: Any) -> list[list[Step]]:
+    """What each sublayer of each layer did."""
+    steps: list[list[Step]] = []
+    for layer in stage.decoder.layers:
+        of_layer: list[Step] = []
+        for module in (layer.self_attn_bda, layer.mlp_bda):
+            inner = module.join
+
+            def join(x: Tensor, u: Tensor, inner: Any = inner, module: Any = module, seen: Any = of_layer) -> Tensor:
+                y = inner(x, u)
+                seen.append(
+                    Step(x.detach(), u.detach(), y.detach(), float(torch.as_tensor(module.step_size()).detach()))
+                )
+                return y
+
+            module.join = join
+        steps.append(of_layer)
+    run(stage)
+    for layer in stage.decoder.layers:
+        del layer.self_attn_bda.join, layer.mlp_bda.join
+    return steps
+
+
+def plain(steps: list[list[Step]]) -> dict[str, Tensor]:
+    """The definitions as they stand in Geometry's docstring, row by row; acos is exact enough in fp64."""
+    found: dict[str, list[list[float]]] = {
+        name: [] for name in ("mean_angle", "largest_angle", "beta", "radial_share", "step_size")
+    }
+    radii, directions = [], []
+    for of_layer in steps:
+        rows: dict[str, list[float]] = {name: [] for name in found}
+        for x, u, y, alpha in of_layer:
+            angle = torch.acos(nn.functional.cosine_similarity(x, y, dim=-1).clamp(-1, 1))
+            cosine = nn.functional.cosine_similarity(x, u, dim=-1)
+            beta = alpha * u.norm(dim=-1) * (1 - cosine**2).sqrt() / x.norm(dim=-1)
+            rows["mean_angle"].append(angle.mean().item())
+            rows["largest_angle"].append(angle.max().item())
+            rows["beta"].append(beta.mean().item())
+            rows["radial_share"].append(cosine.square().mean().item())
+            rows["step_size"].append(alpha)
+        for name, row in rows.items():
+            found[name].append(row)
+        entering = of_layer[0].x
+        radii.append(entering.norm(dim=-1).flatten())
+        directions.append((entering / entering.norm(dim=-1, keepdim=True)).flatten(0, 1).mean(0).norm())
+    radius = torch.stack(radii)
+    of_layers = {
+        "radius": radius.mean(1),
+        "radius_drift": radius.mean(1) / radius[0].mean() - 1,
+        "largest_radius_drift": (radius / radius[0].mean() - 1).abs().amax(1),
+        "resultant_length": torch.stack(directions),
+    }
+    return {name: torch.tensor(rows, dtype=torch.float64) for name, rows in found.items()} | of_layers
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_equals_the_plain_definitions_for_every_scheme(scheme: str) -> None:
+    stage = small.build(small.settings(scheme, CASES[scheme]), dtype=torch.float64)
+    expected = plain(steps_of(stage))
+    geometry = probed(stage)
+    for name, wanted in expected.items():
+        error = (getattr(geometry, name) - wanted).abs()
+        assert (error <= 1e-6 * wanted.abs() + 1e-10).all(), (name, error)
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "proj"])
+def test_the_share_at_the_clamp_is_that_of_the_angles_that_reach_it(scheme: str) -> None:
+    stage = small.build(small.settings(scheme, CASES[scheme]), dtype=torch.float64)
+    steps = steps_of(stage)
+    share = [
+        [
+            (torch.acos(nn.functional.cosine_similarity(step.x, step.y, dim=-1)) > 0.4 - 1e-9).double().mean().item()
+            for step in of_layer
+        ]
+        for of_layer in steps
+    ]
+    expected = torch.tensor(share, dtype=torch.float64)
+    assert 0 < expected.min() < 1 or 0 < expected.max() < 1
+    torch.testing.assert_close(probed(stage).clamped_share, expected)
+
+
+def test_the_sphere_keeps_its_radius_and_pre_norm_does_not() -> None:
+    sphere = probed(small.build(small.settings(residual={"radius": 3.0})))
+    torch.testing.assert_close(sphere.radius, torch.full((4,), 3.0, dtype=torch.float64), rtol=1e-6, atol=0)
+    assert sphere.largest_radius_drift.max() < 1e-6
+    free = probed(small.build(small.settings("pre_norm")))
+    assert free.radius_drift[0] == 0
+    assert free.largest_radius_drift[0] > 0
+    assert free.radius_drift[-1] > 0.5
+
+
+def test_a_state_or_an_update_of_zeros_counts_as_no_step() -> None:
+    stage = small.build(small.settings("pre_norm", positions="none", linear_bias=False))
+    with torch.no_grad():
+        stage.embedding.word_embeddings.weight.zero_()
+    geometry = probed(stage)
+    for value in (geometry.mean_angle, geometry.beta, geometry.radial_share, geometry.resultant_length):
+        assert not value.any()
 
 
 def test_small_angles_are_accurate_in_fp32() -> None:
     """acos of the inner product would give 0 or 3e-4 for 1e-5 rad."""
     stage = small.build(small.settings(residual={"decay": "none", "clamp": 1e-5}))
-    probe = GeometryProbe(stage)
-    with probe.recording():
-        run(stage)
-    torch.testing.assert_close(
-        probe.reduce().mean_angle, torch.full((4, 2), 1e-5, dtype=torch.float64), rtol=0.01, atol=0
-    )
+    wanted = torch.full((4, 2), 1e-5, dtype=torch.float64)
+    torch.testing.assert_close(probed(stage).mean_angle, wanted, rtol=0.01, atol=0)
 
 
 def test_clamped_steps_turn_by_the_clamp() -> None:
-    stage = small.build(small.settings(residual={"decay": "none", "clamp": 0.05, "alpha": 50.0}))
-    probe = GeometryProbe(stage)
-    with probe.recording():
-        run(stage)
-    torch.testing.assert_close(
-        probe.reduce().mean_angle, torch.full((4, 2), 0.05, dtype=torch.float64), rtol=1e-5, atol=0
-    )
+    geometry = probed(small.build(small.settings(residual={"decay": "none", "clamp": 0.05, "alpha": 50.0})))
+    for angle in (geometry.mean_angle, geometry.largest_angle):
+        torch.testing.assert_close(angle, torch.full((4, 2), 0.05, dtype=torch.float64), rtol=1e-5, atol=0)
+    assert (geometry.clamped_share == 1).all()
 
 
 def test_collapsed_states_have_length_one_and_spread_states_a_small_one() -> None:
     stage = small.build(small.settings())
-    probe = GeometryProbe(stage)
-    with torch.no_grad(), probe.recording():
-        run(stage)
-    assert probe.reduce().resultant_length[0] < 2 / math.sqrt(48)
-    with torch.no_grad(), probe.recording():
+    assert probed(stage).resultant_length[0] < 2 / math.sqrt(48)
+    with torch.no_grad():
         stage.embedding.word_embeddings.weight[:] = stage.embedding.word_embeddings.weight[0].clone()
-        run(stage)
-    assert probe.reduce().resultant_length[0].item() == pytest.approx(1, abs=1e-6)
+    assert probed(stage).resultant_length[0].item() == pytest.approx(1, abs=1e-6)
 
 
 def test_nothing_is_watched_outside_and_the_model_computes_the_same_inside() -> None:
-    stage = small.build(small.settings())
+    stage = small.build(small.settings(residual=LEARNED))
     probe = GeometryProbe(stage)
     with pytest.raises(ValueError, match="nothing was recorded"):
         probe.reduce()
@@ -85,34 +177,46 @@ def test_nothing_is_watched_outside_and_the_model_computes_the_same_inside() -> 
         inside = run(stage)
     first = probe.reduce()
     assert torch.equal(outside, inside)
+    assert all(residual.observer is None for residual in probe.residuals)
     run(stage)
-    assert all(layer.observer is None for layer in stage.decoder.layers)
     assert torch.equal(probe.reduce().mean_angle, first.mean_angle)
+
+
+def test_recording_never_waits_for_the_device() -> None:
+    """On the meta device there are no values: whatever asks for one raises."""
+    stage = small.build(small.settings(residual=LEARNED), device="meta")
+    probe = GeometryProbe(stage)
+    state, increment, new_state = torch.empty(3, small.SEQUENCE, small.BATCH, 32, device="meta")
+    with probe.recording():
+        for residual in probe.residuals:
+            assert residual.observer is not None
+            residual.observer(residual, state, increment, new_state)
+
+
+def values_of(geometry: Geometry) -> dict[str, Tensor]:
+    return dict(vars(geometry))
 
 
 def test_several_micro_batches_and_a_second_recording() -> None:
     stage = small.build(small.settings())
-    probe = GeometryProbe(stage)
-    with probe.recording():
-        run(stage)
-    once = probe.reduce()
-    with probe.recording():
-        run(stage)
-        run(stage)
-    torch.testing.assert_close(probe.reduce().mean_angle, once.mean_angle)
-    torch.testing.assert_close(probe.reduce().resultant_length, once.resultant_length)
+    once, twice = values_of(probed(stage)), values_of(probed(stage, run, run))
+    for name, wanted in once.items():
+        torch.testing.assert_close(twice[name], wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_recomputation_changes_no_mean() -> None:
-    results = []
-    for recompute in ("none", "full"):
-        stage = small.build(small.settings(recompute=recompute))
-        probe = GeometryProbe(stage)
-        with probe.recording():
-            run(stage).backward()
-        results.append(probe.reduce())
-    torch.testing.assert_close(results[0].mean_angle, results[1].mean_angle, rtol=1e-12, atol=0)
-    torch.testing.assert_close(results[0].resultant_length, results[1].resultant_length, rtol=1e-12, atol=0)
+@pytest.mark.parametrize("scheme", ["geonorm", "pre_norm"])
+def test_recomputation_changes_nothing(scheme: str) -> None:
+    plain, recomputed = (
+        values_of(
+            probed(
+                small.build(small.settings(scheme, CASES[scheme], recompute=recompute)),
+                lambda stage: run(stage).backward(),
+            )
+        )
+        for recompute in ("none", "full")
+    )
+    for name, wanted in plain.items():
+        torch.testing.assert_close(recomputed[name], wanted, rtol=1e-12, atol=1e-12)
 
 
 def test_a_model_without_our_layers_is_refused() -> None:
