@@ -1,9 +1,12 @@
-"""The vocabulary's edge: padding for tensor parallelism, masked logits, and the output layer's bias."""
+"""The vocabulary's edge: padding for tensor parallelism, masked logits, the output layer's bias, and the z-loss."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from megatron.core.tensor_parallel.cross_entropy import VocabParallelCrossEntropy
 from megatron.core.tensor_parallel.layers import set_tensor_model_parallel_attributes
 from torch import Tensor, nn
 
@@ -66,3 +69,60 @@ def mask_padding(output_layer: Any, vocab_size: int) -> None:
         return logits, bias
 
     output_layer.register_forward_hook(hook)
+
+
+def cross_entropy_with_z_loss(logits: Tensor, labels: Tensor, coefficient: float) -> Tensor:
+    """Cross-entropy of every token, whose gradient is that of cross-entropy + coefficient * log(Z)^2.
+
+    log(Z) = logsumexp of the token's logits (PaLM, arXiv 2204.02311). The two terms share each token's weight, whatever
+    the caller makes of the loss, and the value stays comparable between runs with and without the z-loss.
+
+    Args:
+        logits: [..., vocabulary / tp], any floating type; overwritten if fp32, as by Megatron-core's own loss. -inf
+            counts as absent.
+        labels: [...], global token numbers.
+        coefficient: of log(Z)^2.
+
+    Returns:
+        [...], fp32 (fp64 for fp64 logits), the same on every tensor-parallel rank.
+    """
+    losses: Tensor = _CrossEntropyWithZLoss.apply(logits, labels, coefficient)  # type: ignore[no-untyped-call]
+    return losses
+
+
+class _CrossEntropyWithZLoss(torch.autograd.Function):
+    """Megatron-core's vocabulary-parallel cross-entropy, with the gradient's softmax scaled by 1 + 2 c log(Z)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, labels: Tensor, coefficient: float) -> Tensor:
+        group = parallel_state.get_tensor_model_parallel_group()
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        largest = logits.amax(dim=-1)
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX, group=group)
+        columns = logits.shape[-1]
+        first = columns * parallel_state.get_tensor_model_parallel_rank()
+        elsewhere, columns_of_labels, label_logits, sums, exponentials = (
+            VocabParallelCrossEntropy.calculate_predicted_logits(logits, labels, largest, first, first + columns)
+        )
+        dist.all_reduce(label_logits, group=group)
+        dist.all_reduce(sums, group=group)
+        softmax, losses = VocabParallelCrossEntropy.calculate_cross_entropy_loss(exponentials, label_logits, sums)
+        scale = 1 + 2 * coefficient * (largest + sums.log())
+        ctx.save_for_backward(softmax, elsewhere, columns_of_labels, scale)
+        result: Tensor = losses
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> tuple[Tensor, None, None]:
+        softmax, elsewhere, columns_of_labels, scale = ctx.saved_tensors
+        softmax.mul_(scale.unsqueeze(-1))
+        rows, numbers, here, gradient = VocabParallelCrossEntropy.prepare_gradient_calculation_operands(
+            softmax, elsewhere
+        )
+        return (
+            VocabParallelCrossEntropy.calculate_gradients(
+                rows, numbers, columns_of_labels, here, gradient, upstream[0]
+            ),
+            None,
+            None,
+        )

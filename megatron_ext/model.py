@@ -10,7 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from megatron_ext.head import add_output_bias, mask_padding, padded_vocab_size
+from megatron_ext.head import add_output_bias, cross_entropy_with_z_loss, mask_padding, padded_vocab_size
 from megatron_ext.initialize import Initialization, initialize
 from megatron_ext.norms import NORM_NAMES
 from megatron_ext.schemes import residual_block_spec, scheme_of, with_defaults
@@ -30,12 +30,13 @@ _RECOMPUTE: dict[str, dict[str, Any]] = {
 
 
 class ResidualGPTModel(GPTModel):  # type: ignore[misc]
-    """One pipeline stage of a GPT with a residual scheme, an optional output bias and a masked vocabulary padding."""
+    """One pipeline stage of a GPT with a residual scheme, a masked vocabulary padding, output bias and z-loss."""
 
     embd_group: Any
 
-    def __init__(self, *arguments: Any, true_vocab_size: int, output_bias: bool, **named: Any) -> None:
+    def __init__(self, *arguments: Any, true_vocab_size: int, output_bias: bool, z_loss: float, **named: Any) -> None:
         super().__init__(*arguments, **named)
+        self.z_loss = z_loss
         if self.pre_process and self.embedding.add_position_embedding:
             # Megatron-core makes this one table in torch's default type, which would widen the whole stream.
             self.embedding.position_embeddings.to(self.config.params_dtype)
@@ -44,6 +45,15 @@ class ResidualGPTModel(GPTModel):  # type: ignore[misc]
                 add_output_bias(self.output_layer, self.config.params_dtype)
             mask_padding(self.output_layer, true_vocab_size)
         mark_partial_gradients(self)
+
+    def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """Cross-entropy of every token, [batch, sequence], from logits [sequence, batch, vocabulary / tp]."""
+        losses: Tensor
+        if not self.z_loss:
+            losses = super().compute_language_model_loss(labels, logits)
+            return losses
+        losses = cross_entropy_with_z_loss(logits, labels.transpose(0, 1).contiguous(), self.z_loss)
+        return losses.transpose(0, 1).contiguous()
 
     def setup_embeddings_and_output_layer(self) -> None:
         """Mark the embedding's and output layer's parameters as Megatron-core does, without its exchange of weights.
@@ -183,6 +193,7 @@ def _stage(model: ModelSettings, config: TransformerConfig, vocab_size: int) -> 
         rotary_base=model.rope_base,
         true_vocab_size=vocab_size,
         output_bias=model.output_bias != "none",
+        z_loss=model.z_loss,
     )
 
 

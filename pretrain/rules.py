@@ -58,6 +58,12 @@ def rope_needs_an_even_head_width(config: Config) -> str | None:
     return None
 
 
+def z_loss_is_a_weight(config: Config) -> str | None:
+    """The z-loss is added, not taken away."""
+    z_loss = config.model.z_loss
+    return None if 0 <= z_loss < math.inf else f"model.z_loss={z_loss}: must be 0 (off) or positive, for example 1e-4"
+
+
 def query_groups_divide_heads(config: Config) -> str | None:
     """Every key/value head serves the same number of query heads."""
     heads, groups = config.model.num_attention_heads, config.model.num_query_groups
@@ -239,6 +245,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     sizes_are_positive,
     heads_divide_hidden_size,
     rope_needs_an_even_head_width,
+    z_loss_is_a_weight,
     query_groups_divide_heads,
     heads_divide_over_tp,
     ffn_divides_over_tp,

@@ -32,7 +32,7 @@ CASES = {
     "geonorm, a whole tensor-parallel rank of padding": small.settings(vocab_size=100),
     "gpt2": small.settings("pre_norm", **small.GPT2),
     "biases on a gated MLP": small.settings(linear_bias=True),
-    "qk_norm": small.settings(qk_norm=True),
+    "qk_norm, z_loss": small.settings(qk_norm=True, z_loss=0.01),
 }
 
 

@@ -114,5 +114,11 @@ def mlp(layer: Weights, x: Tensor, model: ModelSettings) -> Tensor:
     return linear(layer, "mlp.linear_fc2", hidden)
 
 
-def weighted_loss(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    return (F.cross_entropy(logits.transpose(1, 2), labels, reduction="none") * weights).sum()
+def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Of every token [batch, sequence]."""
+    return F.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
+
+
+def objective(logits: Tensor, labels: Tensor, model: ModelSettings) -> Tensor:
+    """What training minimises, of every token [batch, sequence]."""
+    return cross_entropy(logits, labels) + model.z_loss * logits.logsumexp(-1).square()

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 import torch
 
-from megatron_ext.head import log_frequencies, padded_vocab_size, valid_rows
+from megatron_ext.head import cross_entropy_with_z_loss, log_frequencies, padded_vocab_size, valid_rows
 from tests.megatron_ext import small
 
 pytestmark = pytest.mark.usefixtures("single_process")
@@ -79,3 +79,31 @@ def test_the_sharded_state_dict_knows_the_bias() -> None:
     sharded = small.build(small.settings()).sharded_state_dict()
     assert sharded["output_layer.bias"].global_shape == (256,)
     assert sharded["output_layer.bias"].allow_shape_mismatch
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_z_loss_changes_the_gradient_and_not_the_reported_loss(dtype: torch.dtype) -> None:
+    tokens, labels, positions, weights = small.batch()
+    losses, gradients = [], []
+    for z_loss in (0.0, 0.01):
+        stage = small.build(small.settings(z_loss=z_loss), dtype=dtype)
+        losses.append(stage(tokens, positions, None, labels=labels))
+        (losses[-1] * weights).sum().backward()
+        gradients.append(stage.output_layer.bias.grad)
+    assert losses[1].dtype == torch.float32
+    assert torch.equal(losses[0], losses[1])
+    assert not torch.equal(gradients[0], gradients[1])
+
+
+def test_the_z_loss_is_right_beside_a_huge_logit() -> None:
+    """Where exp would overflow, against autograd in fp64."""
+    logits = torch.tensor([[[3e4, -2.0, -math.inf, 1e4], [0.0, -1e5, 5.0, 4.0]]], requires_grad=True)
+    labels = torch.tensor([[3, 0]])
+    exact = logits.detach().double().requires_grad_()
+    penalty = 1e-4 * exact.logsumexp(-1).square()
+    loss = torch.nn.functional.cross_entropy(exact.transpose(1, 2), labels, reduction="none")
+    (loss + penalty).sum().backward()
+    actual = cross_entropy_with_z_loss(logits.clone(), labels, 1e-4)
+    actual.sum().backward()
+    torch.testing.assert_close(actual.double(), loss)
+    torch.testing.assert_close(logits.grad.double(), exact.grad, rtol=1e-6, atol=1e-6)

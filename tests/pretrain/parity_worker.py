@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "": {},
     "tied": {"model": {"tie_embeddings": True}},
     "pre_norm": {"model": {"residual": {"scheme": "pre_norm"}}},
-    "qk_norm": {"model": {"qk_norm": True}},
+    "qk_norm": {"model": {"qk_norm": True, "z_loss": 0.01}},
     "gpt2": {"model": {**GPT2, "output_bias": "none"}},
     "recompute": {"model": {"recompute": "full"}},
     "bf16": {"train": {"precision": "bf16"}},
