@@ -79,7 +79,7 @@ def _general(q: Tensor, power: float, scale: float | Tensor, max_angle: float | 
 
 def _turn_ratio(q: Tensor, power: float) -> tuple[Any, Any, Any]:
     """phi(beta) / beta, its slope in q, and dphi/dbeta; plain numbers for the exponential map."""
-    if math.isinf(power):
+    if power == math.inf:
         return 1.0, 0.0, 1.0
     w = q / power**2
     ratio, slope = _arctan_ratio(w)
