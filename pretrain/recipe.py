@@ -42,11 +42,10 @@ def recipe_warmup(scheme: str, steps: int) -> int:
 def fill_optimizer(tree: dict[str, Any]) -> None:
     """Put what is missing into the section `optimizer` of a configuration's tree; what cannot be told stays missing."""
     optimizer = tree.setdefault("optimizer", {})
-    model, train = tree.get("model"), tree.get("train")
-    if not all(isinstance(section, dict) for section in (optimizer, model, train)):
+    if not isinstance(optimizer, dict):
         return
-    residual = model.get("residual") or {}
-    scheme = residual.get("scheme", "geonorm") if isinstance(residual, dict) else "geonorm"
+    model, train = _section(tree, "model"), _section(tree, "train")
+    scheme = _section(model, "residual").get("scheme", "geonorm")
     hidden_size, steps = model.get("hidden_size"), train.get("steps")
     if "lr" not in optimizer and isinstance(hidden_size, int) and hidden_size > 0:
         optimizer["lr"] = recipe_lr(scheme, hidden_size)
@@ -54,6 +53,11 @@ def fill_optimizer(tree: dict[str, Any]) -> None:
         optimizer["warmup_steps"] = recipe_warmup(scheme, steps)
     if "min_lr" not in optimizer and isinstance(optimizer.get("lr"), (int, float)):
         optimizer["min_lr"] = float(f"{optimizer['lr'] / 10:.3g}")
+
+
+def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
+    section = tree.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def advice(scheme: str, on_sphere: bool, output_bias: str) -> list[str]:

@@ -1,5 +1,7 @@
 """The registry of residual schemes, and the specs that Megatron-core builds from them."""
 
+from importlib import import_module
+
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -8,29 +10,18 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_ext.attention import ScaledDotProductAttention
 from megatron_ext.norms import model_norm
-from megatron_ext.schemes.additive import PERI_LN, PRE_DYT, PRE_NORM, SANDWICH_NORM
 from megatron_ext.schemes.layer import ResidualLayer
-from megatron_ext.schemes.post_norm import DEEP_NORM, KEEL, POST_NORM
 from megatron_ext.schemes.scheme import Scheme
-from megatron_ext.schemes.sphere import CAYLEY, GEONORM, NGPT_LERP, PROJ, P
 from megatron_ext.settings import ResidualSettings
 
+_FILES = (
+    "sphere",
+    "additive",
+    "post_norm",
+)  # of this folder; each lists its schemes in SCHEMES
+
 SCHEMES: dict[str, Scheme] = {
-    scheme.name: scheme
-    for scheme in (
-        GEONORM,
-        PROJ,
-        CAYLEY,
-        P,
-        PRE_NORM,
-        POST_NORM,
-        DEEP_NORM,
-        SANDWICH_NORM,
-        PERI_LN,
-        PRE_DYT,
-        KEEL,
-        NGPT_LERP,
-    )
+    scheme.name: scheme for file in _FILES for scheme in import_module(f"{__name__}.{file}").SCHEMES
 }
 """Every scheme by its name."""
 

@@ -110,3 +110,6 @@ PRE_DYT = Scheme(
     flops=lambda hidden_size: 2 * 5 * hidden_size,
     defaults={"output_init": "scaled", "dyt_attention_alpha": None, "dyt_alpha": None},
 )
+
+SCHEMES = (PRE_NORM, SANDWICH_NORM, PERI_LN, PRE_DYT)
+"""What this file adds to the registry."""

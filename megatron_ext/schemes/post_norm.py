@@ -114,3 +114,6 @@ KEEL = Scheme(
     flops=lambda hidden_size: 2 * 10 * hidden_size,
     defaults={"output_init": "scaled"},
 )
+
+SCHEMES = (POST_NORM, DEEP_NORM, KEEL)
+"""What this file adds to the registry."""

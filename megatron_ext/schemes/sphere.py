@@ -90,15 +90,14 @@ class LerpResidual(Residual):
     def increment(self, state: Tensor, update: Tensor) -> Tensor:
         """r u/|u| - x, in fp32 (fp64 for fp64 states)."""
         x, u = (tensor.to(compute_dtype(state)) for tensor in (state, update))
-        away: Tensor = x.norm(dim=-1, keepdim=True) * F.normalize(u, dim=-1) - x
-        return away
+        # An update of zeros has no direction: it gives zeros and gets no gradient, instead of one over a rounding guard.
+        return project_to_sphere(u, x.norm(dim=-1, keepdim=True)) - x
 
     def join(self, state: Tensor, increment: Tensor) -> Tensor:
         """Move each channel by its own share of the increment, and back to the sphere."""
         x = state.to(increment.dtype)
         moved = x + self._share() * increment
-        new_state: Tensor = x.norm(dim=-1, keepdim=True) * F.normalize(moved, dim=-1)
-        return new_state.to(state.dtype)
+        return project_to_sphere(moved, x.norm(dim=-1, keepdim=True)).to(state.dtype)
 
     def step_size(self) -> Tensor:
         """Mean of a over the channels."""
@@ -239,3 +238,6 @@ NGPT_LERP = _sphere_scheme(
     flops=lambda hidden_size: 2 * 11 * hidden_size,
     defaults={"alpha": 0.05, **_COMMON},
 )
+
+SCHEMES = (GEONORM, PROJ, CAYLEY, P, NGPT_LERP)
+"""What this file adds to the registry."""

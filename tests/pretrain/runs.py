@@ -39,15 +39,19 @@ def python(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def start(
-    overrides: Sequence[str], world_size: int, log: Path, config: str = "configs/demo.yaml"
+    overrides: Sequence[str],
+    world_size: int,
+    log: Path,
+    config: str = "configs/demo.yaml",
+    source: Path = REPOSITORY,
 ) -> list[subprocess.Popen[bytes]]:
-    """Start one process per rank, each in a session of its own; all write to ``log``."""
+    """Start one process per rank of ``source``'s code, each in a session of its own; all write to ``log``."""
     port = free_port()
     with log.open("ab") as stream:
         return [
             subprocess.Popen(
-                [sys.executable, "-m", "pretrain", "train", config, *SMALL, *overrides],
-                cwd=REPOSITORY,
+                [sys.executable, "-m", "pretrain", "train", str(REPOSITORY / config), *SMALL, *overrides],
+                cwd=source,
                 env=environment(rank, world_size, port),
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
