@@ -147,7 +147,7 @@ class Grid:
             UserError: naming the run, for settings that the trainer would refuse.
         """
         try:
-            return _checked_config(self.base, tuple(self.overrides(run, taken)))
+            return _checked_config(self.base, self.base.read_bytes(), tuple(self.overrides(run, taken)))
         except UserError as error:
             raise UserError(f"{self.path}: run {run.id}: {error}") from None
 
@@ -187,12 +187,21 @@ def flat(tree: Mapping[str, Any], prefix: str = "") -> Settings:
     """Dotted names of a tree's leaves; names in the tree may be dotted already."""
     leaves: Settings = {}
     for key, value in tree.items():
-        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        leaves |= flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": _number(value)}
     return leaves
 
 
+def _number(value: Any) -> Any:
+    """1e-3 without a point is a word to YAML 1.1, but nobody means one."""
+    try:
+        return float(value) if isinstance(value, str) and value[:1].isdigit() else value
+    except ValueError:
+        return value
+
+
 @cache
-def _checked_config(base: Path, overrides: tuple[str, ...]) -> Config:
+def _checked_config(base: Path, content: bytes, overrides: tuple[str, ...]) -> Config:
+    """``content`` is that of ``base``: a file edited while the sweep runs is read again, as the trainer does."""
     config = load_config(base, list(overrides))
     check_config(config)
     check_layout(config, 1)
@@ -256,7 +265,7 @@ def _runs_of(path: Path, file: GridFile, stage_name: str) -> Iterator[Run]:
     stage = file.stages[stage_name]
     for variant in _variants(file, stage):
         for values in itertools.product(*stage.vary.values()):
-            varied = dict(zip(stage.vary, values, strict=True))
+            varied = flat(dict(zip(stage.vary, values, strict=True)))
             words = {name: f"{name.rpartition('.')[2]}={_as_yaml(value)}" for name, value in varied.items()}
             settings = file.settings | file.variants[variant] | flat(stage.settings) | varied
             if places := [name for name in PLACES if name in settings]:

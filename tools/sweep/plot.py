@@ -124,6 +124,8 @@ def _best_lines(grid: Grid, members: Sequence[Planned]) -> list[Line]:
         best = min(columns, key=lambda column: _order(Line("", {}, column)))
         done = bool(final_losses(best))
         label = f"{variant} {best[0].run.column}" if done else variant
+        if done and (diverged := sum(each.state == State.DIVERGED for each in of_variant)):
+            label += f" ({diverged} of {len(of_variant)} diverged)"
         lines.append(Line(label, _style(grid, variant), best if done else of_variant))
     return sorted(lines, key=_order)
 
@@ -148,7 +150,7 @@ def _draw_setting(axes: Any, grid: Grid, members: Sequence[Planned], setting: st
         for each in of_variant:
             if each.state == State.DIVERGED:
                 # Shifted a little, so that several at one value can be told apart.
-                place = each.run.varied[setting] * (1 + 0.02 * (number - len(grid.file.variants) / 2))
+                place = each.run.varied[setting] * (1 + 0.03 * (number - len(grid.file.variants) / 2))
                 axes.plot(
                     [place],
                     [0.985],
@@ -207,21 +209,35 @@ def _smoothed(curve: list[tuple[int, float]]) -> list[tuple[int, float]]:
 
 
 def _decorate(left: Any, right: Any, members: Sequence[Planned], lines: Sequence[Line]) -> None:
-    """Entropy line, limits around what the runs reached, and one legend outside, ordered by the final loss."""
+    """Entropy line, limits around what matters, and one legend outside, ordered by the final loss."""
     entropies = {each.result.unigram_entropy for each in members if each.counts and each.result}
     for axes in (left, right):
-        drawn = [float(y) for line in axes.lines if line.get_marker() != "x" for y in line.get_ydata()]
+        low, high = _limits(axes, max(entropies, default=math.inf))
+        if low < high:
+            axes.set_ylim(low - 0.04 * (high - low), high + 0.08 * (high - low))
         for entropy in entropies:
             axes.axhline(entropy, color="black", linewidth=0.8, linestyle=":")
             axes.annotate(
-                "unigram entropy", (0.995, entropy), xycoords=axes.get_yaxis_transform(), ha="right", va="bottom"
+                *("unigram entropy", (0.995, entropy)),
+                xycoords=axes.get_yaxis_transform(),
+                ha="right",
+                va="bottom",
+                annotation_clip=True,
             )
-        if drawn and entropies:
-            low, high = min(drawn), max(*entropies, *(y for y in drawn if y <= max(entropies)), min(drawn))
-            room = 0.05 * (high - low) or 0.1
-            axes.set_ylim(low - room, high + 2 * room)
         axes.set_ylabel("nats per token")
         axes.grid(alpha=0.3)
     for line in lines:
         right.plot([], [], **line.style, label=line.legend)
     right.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), title="by final validation loss", frameon=False)
+
+
+def _limits(axes: Any, entropy: float) -> tuple[float, float]:
+    """Lowest and highest loss to show: none of the first steps' fall, and nothing above the unigram entropy."""
+    shown: list[float] = []
+    for line in axes.lines:
+        if line.get_marker() != "x":
+            losses = [float(loss) for loss in line.get_ydata()]
+            shown += losses[len(losses) // 6 :]
+    for band in axes.collections:
+        shown += [float(y) for y in band.get_datalim(axes.transData).intervaly]
+    return min(shown, default=0.0), min(max(shown, default=0.0), entropy)
