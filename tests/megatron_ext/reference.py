@@ -1,8 +1,8 @@
 """A whole GPT in plain PyTorch, written from the formulas, for Megatron-core's layout of the weights."""
 
 import dataclasses
+import functools
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +10,7 @@ from torch import Tensor
 
 from megatron_ext import ModelSettings
 from megatron_ext.schemes import with_defaults
-
-Weights = dict[str, Tensor]
+from tests.megatron_ext.reference_schemes import STEPS, Place, Weights, enter, leave, norm
 
 
 def gpt(weights: Weights, tokens: Tensor, model: ModelSettings) -> Tensor:
@@ -21,22 +20,15 @@ def gpt(weights: Weights, tokens: Tensor, model: ModelSettings) -> Tensor:
     x = embedding[tokens]
     if model.positions == "learned":
         x = x + weights["embedding.position_embeddings.weight"][: tokens.shape[1]]
-    sphere = model.residual.scheme == "geonorm"
-    if sphere:
-        x = radius(model) * x / x.norm(dim=-1, keepdim=True)
+    x = enter(x, weights, model)
     for index in range(model.num_layers):
         prefix = f"decoder.layers.{index}."
         layer = {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-        sublayers: list[tuple[str, Callable[[Weights, Tensor, ModelSettings], Tensor]]] = [
-            ("input_layernorm", attention),
-            ("pre_mlp_layernorm", mlp),
-        ]
-        for number, (norm_name, sublayer) in enumerate(sublayers):
-            if sphere:
-                x = geodesic(x, sublayer(layer, x, model), *step(model, index, number))
-            else:
-                x = x + sublayer(layer, norm(layer, norm_name, x, model), model)
-    x = norm(weights, "decoder.final_layernorm", x, model)
+        for number, sublayer in enumerate((attention, mlp)):
+            x = STEPS[model.residual.scheme](
+                x, functools.partial(sublayer, layer, model), Place(layer, model, index, number)
+            )
+    x = leave(x, weights, model)
     logits = linear(weights | {"output_layer.weight": weights.get("output_layer.weight", embedding)}, "output_layer", x)
     return logits[..., : model.vocab_size]
 
@@ -45,36 +37,7 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
     return x @ weights[f"{name}.weight"].T + weights.get(f"{name}.bias", torch.zeros(()))
 
 
-def radius(model: ModelSettings) -> float:
-    return math.sqrt(model.hidden_size) if model.residual.radius == "sqrt_hidden" else model.residual.radius
-
-
-def step(model: ModelSettings, layer: int, sublayer: int) -> tuple[float, float]:
-    """alpha and the clamp."""
-    by_layer = model.residual.step_index == "layer"
-    k = layer + 1 if by_layer else 2 * layer + sublayer + 1
-    count = model.num_layers if by_layer else 2 * model.num_layers
-    decay = {"harmonic": 1 / k, "sqrt": 1 / math.sqrt(k), "linear": (count - k + 1) / count, "none": 1.0}
-    clamp = math.inf if model.residual.clamp == "none" else model.residual.clamp
-    return model.residual.alpha * decay[model.residual.decay], clamp
-
-
-def geodesic(x: Tensor, u: Tensor, alpha: float, clamp: float) -> Tensor:
-    r = x.norm(dim=-1, keepdim=True)
-    v = alpha * (u - (x * u).sum(-1, keepdim=True) * x / r**2)
-    length = v.norm(dim=-1, keepdim=True)
-    theta = (length / r).clamp_max(clamp)
-    return x * theta.cos() + r * theta.sin() * v / length
-
-
-def norm(weights: Weights, name: str, x: Tensor, model: ModelSettings) -> Tensor:
-    if model.normalization == "layernorm":
-        x = x - x.mean(-1, keepdim=True)
-    x = x / (x.square().mean(-1, keepdim=True) + model.norm_epsilon).sqrt()
-    return x * weights[f"{name}.weight"] + weights.get(f"{name}.bias", torch.zeros(()))
-
-
-def attention(layer: Weights, x: Tensor, model: ModelSettings) -> Tensor:
+def attention(layer: Weights, model: ModelSettings, x: Tensor) -> Tensor:
     batch, sequence, _ = x.shape
     head = model.hidden_size // model.num_attention_heads
     groups = model.num_query_groups or model.num_attention_heads
@@ -104,7 +67,7 @@ def rotate(x: Tensor, base: float) -> Tensor:
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
 
 
-def mlp(layer: Weights, x: Tensor, model: ModelSettings) -> Tensor:
+def mlp(layer: Weights, model: ModelSettings, x: Tensor) -> Tensor:
     hidden = linear(layer, "mlp.linear_fc1", x)
     if model.activation == "swiglu":
         gate, value = hidden.chunk(2, dim=-1)

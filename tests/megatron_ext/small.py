@@ -22,6 +22,8 @@ GPT2: dict[str, Any] = {
     "tie_embeddings": True,
 }
 """GPT-2's choices."""
+REQUIRED: dict[str, dict[str, Any]] = {"p": {"p": 3.0}}
+"""Of the schemes that need more than their name."""
 
 
 def settings(scheme: str = "geonorm", residual: dict[str, Any] | None = None, **changes: Any) -> ModelSettings:
@@ -35,7 +37,7 @@ def settings(scheme: str = "geonorm", residual: dict[str, Any] | None = None, **
         "sequence_length": SEQUENCE,
         "vocab_size": VOCAB_SIZE,
         "init_std": 0.3,
-        "residual": ResidualSettings(scheme=scheme, **(residual or {})),
+        "residual": ResidualSettings(scheme=scheme, **REQUIRED.get(scheme, {}) | (residual or {})),
     }
     return ModelSettings(**values | changes)
 
@@ -69,7 +71,7 @@ def perturb(stage: nn.Module) -> None:
         for name, parameter in global_names(stage).items():
             if parameter.dim() == 1 and name != OUTPUT_BIAS:
                 (length,) = _whole_shape(parameter, None)
-                parameter += _cut(0.3 * torch.sin(torch.arange(length, dtype=parameter.dtype)), parameter)
+                parameter += _cut(0.3 * torch.sin(1 + torch.arange(length, dtype=parameter.dtype)), parameter)
 
 
 def batch(vocab_size: int = VOCAB_SIZE) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from megatron_ext import ModelSettings, ParallelSettings
+from megatron_ext import SCHEMES, ModelSettings, ParallelSettings
 from megatron_ext.initialize import global_names
 from megatron_ext.model import build_model
 from tests.megatron_ext import reference, small
@@ -28,11 +28,43 @@ VARIANTS = {
     "z_loss, tied": small.settings(z_loss=0.01, tie_embeddings=True),
     "qk_norm, layernorm, biases": small.settings(qk_norm=True, normalization="layernorm", linear_bias=True),
     "recomputed": small.settings(recompute="full"),
-    "pre_norm": small.settings("pre_norm"),
     "pre_norm, gelu, layernorm, tied": small.settings(
         "pre_norm", activation="gelu", normalization="layernorm", tie_embeddings=True
     ),
     "gpt2": small.settings("pre_norm", **small.GPT2),
+    **{scheme: small.settings(scheme) for scheme in SCHEMES},
+    "p below 1": small.settings("p", residual={"p": 0.5}),
+    "learned alpha and angle scale": small.settings(
+        residual={"learn_alpha": True, "learn_angle_scale": True, "alpha": 0.7, "angle_scale": 1.3}
+    ),
+    "learned angle scale, free angle, decay none": small.settings(
+        residual={"learn_angle_scale": True, "clamp": "none", "decay": "none"}
+    ),
+    "proj, learned radius, clamp": small.settings("proj", residual={"radius": "learned", "clamp": 1.0}),
+    "proj, constant alpha, harmonic over layers, update saved": small.settings(
+        "proj", residual={"learn_alpha": False, "decay": "harmonic", "step_index": "layer", "save": "update"}
+    ),
+    "cayley, own radius, linear over sublayers, clamp": small.settings(
+        "cayley", residual={"learn_alpha": False, "decay": "linear", "radius": 3.0, "clamp": 2.0}
+    ),
+    "p, learned angle scale, linear over layers": small.settings(
+        "p", residual={"learn_angle_scale": True, "decay": "linear", "step_index": "layer"}
+    ),
+    "final layernorm": small.settings("proj", residual={"final_norm": "layernorm"}),
+    "no final norm": small.settings("geonorm", residual={"final_norm": "none"}),
+    "final rmsnorm after layernorm": small.settings(
+        "ngpt_lerp",
+        residual={"final_norm": "rmsnorm", "alpha": 0.3, "radius": "learned"},
+        normalization="layernorm",
+        qk_norm=True,
+    ),
+    "dyt starts": small.settings("pre_dyt", residual={"dyt_attention_alpha": 0.4, "dyt_alpha": 1.7}),
+    **{
+        f"{scheme}, gelu, layernorm, biases": small.settings(
+            scheme, activation="gelu", normalization="layernorm", linear_bias=True
+        )
+        for scheme in ("post_norm", "deep_norm", "sandwich_norm", "peri_ln", "keel", "pre_dyt")
+    },
 }
 
 
@@ -81,10 +113,14 @@ def test_the_training_loss_in_fp32_equals_the_fp64_reference(name: str) -> None:
     assert loss.item() == pytest.approx(expected_loss.item(), rel=2e-6)
     for key, parameter in parameters.items():
         error = (parameter.grad - expected[key]).norm() / expected[key].norm()
-        assert error < 2e-5, (key, error)
+        # A single number's gradient is a sum over all tokens, most of which cancels.
+        assert error < (1e-3 if parameter.numel() == 1 else 5e-5), (key, error)
 
 
-@pytest.mark.parametrize("changes", [{}, {"scheme": "pre_norm"}, {"scheme": "pre_norm", **small.GPT2}])
+BF16 = [*({"scheme": scheme} for scheme in SCHEMES), {"scheme": "pre_norm", **small.GPT2}]
+
+
+@pytest.mark.parametrize("changes", BF16)
 def test_bf16_is_near_the_fp64_reference(changes: dict[str, Any]) -> None:
     model = small.settings(**changes, init_std=0.1)
     stage = small.build(model, dtype=torch.bfloat16)
@@ -101,8 +137,9 @@ def test_bf16_is_near_the_fp64_reference(changes: dict[str, Any]) -> None:
         assert cosine > 0.99, (key, cosine)
 
 
-def test_the_states_stay_on_the_sphere() -> None:
-    stage = small.build(small.settings())
+@pytest.mark.parametrize("scheme", [name for name in SCHEMES if SCHEMES[name].on_sphere])
+def test_the_states_stay_on_the_sphere(scheme: str) -> None:
+    stage = small.build(small.settings(scheme))
     seen: list[Tensor] = []
     for layer in stage.decoder.layers:
         layer.register_forward_hook(lambda module, inputs, output: seen.append(output[0]))
@@ -113,10 +150,11 @@ def test_the_states_stay_on_the_sphere() -> None:
         torch.testing.assert_close(state.norm(dim=-1), torch.full(state.shape[:2], math.sqrt(32)))
 
 
-def test_recomputation_changes_no_gradient_and_forgets_the_activations() -> None:
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_recomputation_changes_no_gradient_and_forgets_the_activations(scheme: str) -> None:
     gradients, saved = [], []
     for recompute in ("none", "full"):
-        stage = small.build(small.settings(recompute=recompute))
+        stage = small.build(small.settings(scheme, recompute=recompute))
         tokens, labels, positions, loss_weights = small.batch()
         count = [0]
         with torch.autograd.graph.saved_tensors_hooks(
