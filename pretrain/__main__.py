@@ -1,4 +1,4 @@
-"""``python -m pretrain train CONFIG [section.key=value ...]``."""
+"""``python -m pretrain train CONFIG [section.key=value ...]`` and ``python -m pretrain inspect CHECKPOINT``."""
 
 import argparse
 import os
@@ -15,17 +15,43 @@ def main() -> None:
     train = commands.add_parser("train", help="pretrain a model, going on from the newest checkpoint in run.dir")
     train.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file, for example configs/demo.yaml")
     train.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that replace the file's")
+    inspect = commands.add_parser("inspect", help="tell what a checkpoint holds, and let its model read a text")
+    inspect.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="RUN/checkpoints/step-..., or RUN: newest")
+    inspect.add_argument("--text", type=Path, metavar="FILE", help="UTF-8: print loss and geometry of its reading")
+    inspect.add_argument("--sequences", type=_positive, default=64, metavar="N", help="at most so many (default 64)")
+    inspect.add_argument("--manifest", type=Path, metavar="PATH", help="where the run's manifest.json is, if moved")
+    inspect.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
 
     # Megatron-core overlaps tensor-parallel communication only then; read when CUDA starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
     # Imported late: they take seconds, and the checkpoint writer's helper process imports this file again.
+    if arguments.command == "inspect":
+        from pretrain.inspect_checkpoint import Inspection, run_inspection
+
+        run_inspection(
+            Inspection(
+                path=arguments.checkpoint,
+                text=arguments.text,
+                sequences=arguments.sequences,
+                manifest=arguments.manifest,
+                as_json=arguments.json,
+            )
+        )
+        return
+
     from pretrain.config import load_config
     from pretrain.launch import read_launch
     from pretrain.run import run_training
 
     run_training(load_config(arguments.config, arguments.overrides), read_launch())
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 1")
+    return int(text)
 
 
 def _speaks(error: BaseException) -> bool:

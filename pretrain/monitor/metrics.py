@@ -13,10 +13,11 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from megatron_ext import Geometry, GeometryProbe
+from megatron_ext import GeometryProbe
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.errors import SharedError
+from pretrain.monitor.geometry import GeometryCurves
 from pretrain.monitor.tensorboard import Board
 from pretrain.schedule import is_due
 from pretrain.state import TrainState
@@ -47,6 +48,7 @@ class Metrics:
         self._engine = engine
         self._board = board
         self._probe = GeometryProbe(engine.module)
+        self._geometry = GeometryCurves(config.model.residual, self._probe, board)
         self._pending: list[StepResult] = []
         self._mark = (0.0, 0)
 
@@ -84,7 +86,7 @@ class Metrics:
             self._board.scalar("train/grad_norm", norm, step)
             self._board.scalar("train/lr", result.lr, step)
         self._board.scalar("throughput/tokens_per_second", tokens_per_second, state.step)
-        self._write_geometry(geometry, state.step)
+        self._geometry.write(geometry, state.step)
         self._board.flush()
         if self._engine.place.global_rank == 0:
             print(
@@ -96,13 +98,6 @@ class Metrics:
         if broken and self._engine.place.global_rank == 0:
             print(f"warning: not finite, update skipped, in steps {broken}", flush=True)
         self._pending.clear()
-
-    def _write_geometry(self, geometry: Geometry, step: int) -> None:
-        for layer, (attention, mlp) in enumerate(geometry.mean_angle.tolist(), start=1):
-            self._board.scalar(f"geometry/angle_attention/layer_{layer:02d}", attention, step)
-            self._board.scalar(f"geometry/angle_mlp/layer_{layer:02d}", mlp, step)
-        for layer, length in enumerate(geometry.resultant_length.tolist(), start=1):
-            self._board.scalar(f"geometry/resultant_length/layer_{layer:02d}", length, step)
 
 
 def steps_not_finite(first: int, losses: Sequence[float], norms: Sequence[float]) -> list[int]:

@@ -1,5 +1,7 @@
 """The one TensorBoard writer of a run."""
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch.utils.tensorboard.writer import SummaryWriter
@@ -25,6 +27,12 @@ class Board:
         """A text in Markdown."""
         if self._writer is not None:
             self._writer.add_text(tag, text, step)
+
+    def charts(self, category: str, prefixes: Mapping[str, str]) -> None:
+        """Charts of the tab CUSTOM SCALARS, by title; each shows all curves whose tags begin with its prefix."""
+        if self._writer is not None:
+            charts = {title: ["Multiline", [f"^{re.escape(prefix)}"]] for title, prefix in prefixes.items()}
+            self._writer.add_custom_scalars({category: charts})
 
     def flush(self) -> None:
         """Write everything out, so that a killed run keeps its curves."""
