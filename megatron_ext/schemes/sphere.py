@@ -90,7 +90,7 @@ class LerpResidual(Residual):
     def increment(self, state: Tensor, update: Tensor) -> Tensor:
         """r u/|u| - x, in fp32 (fp64 for fp64 states)."""
         x, u = (tensor.to(compute_dtype(state)) for tensor in (state, update))
-        # An update of zeros has no direction: it gives zeros and gets no gradient, instead of one over a rounding guard.
+        # An update of zeros has no direction: it stays zero with no gradient, where normalize has one of 1e12.
         return project_to_sphere(u, x.norm(dim=-1, keepdim=True)) - x
 
     def join(self, state: Tensor, increment: Tensor) -> Tensor:
