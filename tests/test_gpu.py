@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from megatron_ext import exponential_step
+from megatron_ext import SCHEMES, Retraction, retract
 from tests.pretrain import runs
 from tests.pretrain.test_cli import command, run
+
+SCHEME_SETTINGS = [["scheme=p", "p=3"] if name == "p" else [f"scheme={name}"] for name in SCHEMES]
 
 
 def losses(manifest: Path, folder: Path, visible_gpus: str, *settings: str) -> dict[int, float]:
@@ -25,14 +27,22 @@ def losses(manifest: Path, folder: Path, visible_gpus: str, *settings: str) -> d
     return runs.curve(folder, "train/loss")
 
 
-def retraction_error(device: str, dtype: torch.dtype) -> float:
+RETRACTIONS = {
+    "exponential, output saved": Retraction(max_angle=1.5, save="output"),
+    "exponential, free": Retraction(),
+    "projection": Retraction(power=1.0),
+    "p = 3": Retraction(power=3.0),
+}
+
+
+def retraction_error(retraction: Retraction, device: str, dtype: torch.dtype) -> float:
     """Largest relative error of the step's output and gradients against fp64 on the CPU."""
     generator = torch.Generator().manual_seed(0)
     state, update, grad = (torch.randn(64, 256, generator=generator).to(dtype) for _ in range(3))
 
     def outcome(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
         x, u = (tensor.detach().clone().to(device, dtype).requires_grad_() for tensor in (state, update))
-        y = exponential_step(x, u, 0.5, 1.5)
+        y = retract(x, u, 0.5, retraction)
         y.backward(grad.to(device, dtype))
         return [tensor.detach().cpu().double() for tensor in (y, x.grad, u.grad) if tensor is not None]
 
@@ -41,19 +51,23 @@ def retraction_error(device: str, dtype: torch.dtype) -> float:
 
 
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
-def test_retraction_as_the_gpu_test_calls_it(dtype: torch.dtype, limit: float) -> None:
-    assert retraction_error("cpu", dtype) < limit
+@pytest.mark.parametrize("name", RETRACTIONS)
+def test_retraction_as_the_gpu_test_calls_it(name: str, dtype: torch.dtype, limit: float) -> None:
+    assert retraction_error(RETRACTIONS[name], "cpu", dtype) < limit
 
 
 @pytest.mark.dist
-def test_training_as_the_gpu_test_calls_it(manifest: Path, tmp_path: Path) -> None:
-    assert len(losses(manifest, tmp_path / "run", "")) == 10
+@pytest.mark.parametrize("settings", [[], ["scheme=p", "p=3"]], ids=["default", "p"])
+def test_training_as_the_gpu_test_calls_it(manifest: Path, tmp_path: Path, settings: list[str]) -> None:
+    overrides = [f"model.residual.{setting}" for setting in settings]
+    assert len(losses(manifest, tmp_path / "run", "", *overrides)) == 10
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
-def test_retraction_on_the_gpu(dtype: torch.dtype, limit: float) -> None:
-    assert retraction_error("cuda", dtype) < limit
+@pytest.mark.parametrize("name", RETRACTIONS)
+def test_retraction_on_the_gpu(name: str, dtype: torch.dtype, limit: float) -> None:
+    assert retraction_error(RETRACTIONS[name], "cuda", dtype) < limit
 
 
 @pytest.mark.gpu
@@ -63,3 +77,12 @@ def test_a_gpu_trains_and_resumes_as_the_cpu(manifest: Path, tmp_path: Path, pre
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     on_gpu = losses(manifest, tmp_path / "gpu", gpu, setting)
     assert on_gpu == pytest.approx(losses(manifest, tmp_path / "cpu", "", setting), rel=tolerance)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("settings", SCHEME_SETTINGS, ids=lambda settings: settings[0])
+def test_every_scheme_trains_on_a_gpu_as_on_the_cpu(manifest: Path, tmp_path: Path, settings: list[str]) -> None:
+    overrides = ["train.precision=fp32", *(f"model.residual.{setting}" for setting in settings)]
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    on_gpu = losses(manifest, tmp_path / "gpu", gpu, *overrides)
+    assert on_gpu == pytest.approx(losses(manifest, tmp_path / "cpu", "", *overrides), rel=1e-4)
