@@ -9,6 +9,7 @@ One replacement is for every device: :func:`save_checkpoints_in_process`.
 """
 
 import importlib
+import logging
 import queue
 from collections.abc import Callable
 from functools import wraps
@@ -54,6 +55,9 @@ RANDOM_STATE_FUNCTIONS: dict[str, str] = {
 }
 """Functions of megatron.core.tensor_parallel.random that are replaced, with a piece of their source."""
 
+FORK_REMARK = "CPU RNG state changed within GPU RNG context"
+"""What a fork of the random states says when the CPU's generator was used: here always, and rightly."""
+
 _CPU = torch.device("cpu")
 _FACTORIES = ("zeros", "ones", "empty", "full", "tensor")
 
@@ -69,6 +73,7 @@ def install_cpu_support() -> None:
     replacements = {"_get_cuda_rng_state": _get_random_state, "_set_cuda_rng_state": _set_random_state}
     for name in RANDOM_STATE_FUNCTIONS:
         setattr(random, name, replacements[name])
+    logging.getLogger(random.__name__).addFilter(_is_not_about_one_generator)
 
 
 CHECKPOINT_WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async"
@@ -83,6 +88,10 @@ def save_checkpoints_in_process() -> None:
     seconds, and it outlives a killed run, holding that run's output open.
     """
     importlib.import_module(CHECKPOINT_WRITER)._results_queue = queue.Queue()  # type: ignore[attr-defined]
+
+
+def _is_not_about_one_generator(record: logging.LogRecord) -> bool:
+    return record.msg != FORK_REMARK
 
 
 class _Fallback(ModuleType):

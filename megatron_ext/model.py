@@ -103,8 +103,8 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
         layernorm_epsilon=model.norm_epsilon,
         add_bias_linear=model.linear_bias,
         qk_layernorm=model.qk_norm,
-        hidden_dropout=0.0,
-        attention_dropout=0.0,
+        hidden_dropout=model.dropout,
+        attention_dropout=model.dropout,
         tensor_model_parallel_size=parallel.tp,
         sequence_parallel=parallel.sp,
         pipeline_model_parallel_size=parallel.pp,
@@ -133,8 +133,8 @@ def build_model(
 ) -> nn.Module:
     """Build this process's pipeline stage; Megatron-core's parallel_state must be initialised.
 
-    Sequence parallelism and recomputation also need `model_parallel_cuda_manual_seed` before the first forward pass.
-    On the CPU call :func:`megatron_ext.install_cpu_support` first.
+    Sequence parallelism, recomputation and dropout also need `model_parallel_cuda_manual_seed` before the first forward
+    pass. On the CPU call :func:`megatron_ext.install_cpu_support` first.
 
     Args:
         model: shape and scheme; `vocab_size` must be set.

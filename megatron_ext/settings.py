@@ -75,6 +75,8 @@ class ModelSettings:
         tie_embeddings: one matrix for the embedding and the output layer.
         output_bias: bias of the output layer: ``unigram`` starts at the log token frequencies, ``learned`` at zero.
             Without it a model on the sphere collapses early to the unigram distribution.
+        dropout: share of elements set to zero in training, in [0, 1), at GPT-2's three places: the embedding, the
+            attention weights, and every sublayer's output before it joins the stream.
         z_loss: adds z_loss * log(Z)^2 to the training objective of every token, Z the sum of its exponentiated logits
             (PaLM, arXiv 2204.02311, takes 1e-4); 0 is off. The reported loss stays the cross-entropy alone.
         init_std: standard deviation of the initial weights; residual.output_init scales the output projections'.
@@ -99,6 +101,7 @@ class ModelSettings:
     linear_bias: bool = False
     tie_embeddings: bool = False
     output_bias: Literal["unigram", "learned", "none"] = "unigram"
+    dropout: float = 0.0
     z_loss: float = 0.0
     init_std: float = 0.02
     recompute: Literal["none", "full"] = "none"

@@ -22,7 +22,7 @@ from pretrain.deepspeed_compat import (
     finish_backward,
     initialize_zero,
 )
-from pretrain.parallel import DeepSpeedMpu, Place
+from pretrain.parallel import DeepSpeedMpu, Place, seed_step
 
 
 class Engine:
@@ -38,6 +38,7 @@ class Engine:
         self.place = place
         self._sequence_length = model.sequence_length
         self._micro_batch = config.train.micro_batch
+        self._dropout, self._seed = model.dropout, config.train.seed
         bf16 = config.train.precision == "bf16"
         self.module = build_model(
             model,
@@ -59,8 +60,12 @@ class Engine:
             bf16=bf16,
         )
 
-    def forward_backward(self, micro_batches: Sequence[MicroBatch]) -> torch.Tensor:
+    def forward_backward(self, micro_batches: Sequence[MicroBatch], step: int = 0) -> torch.Tensor:
         """Accumulate a step's gradients.
+
+        Args:
+            micro_batches: of this data-parallel rank.
+            step: number of the step, which decides dropout's masks.
 
         Returns:
             fp32 scalar on the device: this rank's share of the step's loss (nats per token); the shares of all
@@ -70,6 +75,8 @@ class Engine:
         tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
         dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
         tokens.clamp_(min=1.0)
+        if self._dropout:
+            seed_step(self.place, self._seed, step)
         sums = self._run_schedule(batches, tokens)
         share = torch.stack(sums).sum() / tokens if sums else torch.zeros((), device=self.place.device)
         finish_backward(self.deepspeed)
@@ -91,12 +98,13 @@ class Engine:
 
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
-        """Mean loss over the unmasked tokens of all ranks' ``micro_batches``, nats per token."""
+        """Mean loss over the unmasked tokens of all ranks' ``micro_batches``, nats per token; without dropout."""
         batches = [batch.to(self.place.device) for batch in micro_batches]
         tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
+        was_training = self.module.training
         self.module.eval()
         sums = self._run_schedule(batches, None)
-        self.module.train()
+        self.module.train(was_training)
         total = torch.stack(sums).sum() if sums else torch.zeros((), device=self.place.device)
         dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
         return float(self.sum_shares(total) / tokens)

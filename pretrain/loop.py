@@ -33,7 +33,7 @@ def train(
         started = time.perf_counter()
         micro_batches = data.fetch(state.consumed_samples)
         with metrics.observe(state.step + 1):
-            loss_share = engine.forward_backward(micro_batches)
+            loss_share = engine.forward_backward(micro_batches, state.step)
         lr = learning_rate(state.step, config.train.steps, config.optimizer)
         engine.step(lr)
         state.advance(samples=batch, tokens=batch * sequence, seconds=time.perf_counter() - started)

@@ -1,6 +1,7 @@
 """Process groups: start them, name this process's place in them, end them."""
 
 import datetime
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +73,17 @@ def arrange(device: torch.device, parallel: ParallelSettings, seed: int) -> Plac
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
     )
+
+
+def seed_step(place: Place, seed: int, step: int) -> None:
+    """Start the random numbers of a training step (dropout's) as a function of the seed, the step and the place alone.
+
+    So a run that goes on from a checkpoint in the same layout draws what it would have drawn, and no state is saved.
+    Data-parallel ranks and pipeline stages differ. Tensor-parallel ranks share the default stream and differ in
+    Megatron-core's tracked one.
+    """
+    digest = hashlib.sha256(f"{seed}/{step}/{place.dp_rank}/{place.pp_rank}".encode()).digest()
+    tensor_parallel.model_parallel_cuda_manual_seed(int.from_bytes(digest[:7], "big"))
 
 
 def dissolve() -> None:

@@ -58,6 +58,12 @@ def rope_needs_an_even_head_width(config: Config) -> str | None:
     return None
 
 
+def dropout_is_a_share(config: Config) -> str | None:
+    """Dropout keeps something."""
+    dropout = config.model.dropout
+    return None if 0 <= dropout < 1 else f"model.dropout={dropout}: must be in [0, 1), for example 0.1"
+
+
 def z_loss_is_a_weight(config: Config) -> str | None:
     """The z-loss is added, not taken away."""
     z_loss = config.model.z_loss
@@ -245,6 +251,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     sizes_are_positive,
     heads_divide_hidden_size,
     rope_needs_an_even_head_width,
+    dropout_is_a_share,
     z_loss_is_a_weight,
     query_groups_divide_heads,
     heads_divide_over_tp,

@@ -12,6 +12,7 @@ from megatron_ext import install_cpu_support
 from megatron_ext.cpu import (
     CHECKPOINT_QUEUE,
     CHECKPOINT_WRITER,
+    FORK_REMARK,
     MEGATRON_VERSION,
     PATCHED_MODULES,
     RANDOM_STATE_FUNCTIONS,
@@ -74,7 +75,7 @@ def test_torch_itself_is_untouched() -> None:
 
 
 @pytest.mark.usefixtures("single_process")
-def test_a_fork_of_the_random_states_has_a_stream_of_its_own() -> None:
+def test_a_fork_of_the_random_states_has_a_stream_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
     """What dropout needs: other numbers inside the fork, and the outer stream as if nothing had been drawn."""
     tensor_parallel.model_parallel_cuda_manual_seed(7)
     expected = torch.rand(6)
@@ -87,3 +88,5 @@ def test_a_fork_of_the_random_states_has_a_stream_of_its_own() -> None:
     assert not torch.equal(inside, expected[3:])
     with tensor_parallel.get_cuda_rng_tracker().fork():
         assert not torch.equal(torch.rand(3), inside)
+    assert FORK_REMARK in source(RANDOM)
+    assert not caplog.records

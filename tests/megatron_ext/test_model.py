@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core import tensor_parallel
 from torch import Tensor
 
 from megatron_ext import SCHEMES, ModelSettings, ParallelSettings
@@ -219,3 +220,55 @@ def test_the_loss_is_per_token_in_the_config() -> None:
     config = small.config(small.settings())
     assert config.calculate_per_token_loss
     assert (config.hidden_dropout, config.attention_dropout, config.add_bias_linear) == (0.0, 0.0, False)
+
+
+def trained(model: ModelSettings, seed: int = 7) -> dict[str, Tensor]:
+    """Losses and gradients of one pass in training."""
+    stage = small.build(model)
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    tokens, labels, positions, loss_weights = small.batch()
+    losses = stage(tokens, positions, None, labels=labels)
+    (losses * loss_weights).sum().backward()
+    return {name: parameter.grad for name, parameter in global_names(stage).items()} | {"losses": losses.detach()}
+
+
+def equal(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+@pytest.mark.parametrize("scheme", ["geonorm", "pre_norm"])
+def test_recomputation_draws_the_same_dropout_masks(scheme: str) -> None:
+    plain, again, recomputed = (
+        trained(small.settings(scheme, dropout=0.3, recompute=recompute)) for recompute in ("none", "none", "full")
+    )
+    assert equal(plain, again)
+    assert equal(plain, recomputed)
+    assert not equal(plain, trained(small.settings(scheme, dropout=0.3), seed=8))
+
+
+def test_dropout_acts_at_its_three_places_and_in_training_only() -> None:
+    tokens, _, positions, _ = small.batch()
+    stage = small.build(small.settings("pre_norm", dropout=0.3))
+    assert {layer.self_attention.core_attention.dropout for layer in stage.decoder.layers} == {0.3}
+    kept: dict[str, float] = {}
+    stage.embedding.embedding_dropout.register_forward_hook(
+        lambda module, inputs, output: kept.update(embedding=(output != 0).float().mean().item())
+    )
+    for layer in stage.decoder.layers:
+        for place, residual in (("attention", layer.self_attn_bda), ("mlp", layer.mlp_bda)):
+            residual.observer = lambda module, state, increment, new, place=place: kept.update(
+                {place: (increment != 0).float().mean().item()}
+            )
+    stage(tokens, positions, None)
+    assert kept == pytest.approx({"embedding": 0.7, "attention": 0.7, "mlp": 0.7}, abs=0.05)
+    without = small.build(small.settings("pre_norm")).eval()
+    assert torch.equal(stage.eval()(tokens, positions, None), without(tokens, positions, None))
+
+
+def test_without_dropout_nothing_is_drawn() -> None:
+    tensor_parallel.model_parallel_cuda_manual_seed(7)
+    before = [torch.get_rng_state(), *tensor_parallel.get_cuda_rng_tracker().get_states().values()]
+    trained(small.settings(dropout=0.0), seed=7)
+    after = [torch.get_rng_state(), *tensor_parallel.get_cuda_rng_tracker().get_states().values()]
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert equal(trained(small.settings(dropout=0.0), seed=1), trained(small.settings(), seed=2))

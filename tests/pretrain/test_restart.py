@@ -105,6 +105,18 @@ def test_a_checkpoint_loads_in_another_layout(
     assert losses[8] == pytest.approx(expected[8], rel=1e-4 if precise else 2e-3)
 
 
+def test_a_run_with_dropout_goes_on_bit_for_bit(manifest: Path, tmp_path: Path) -> None:
+    settings = ["parallel.tp=2", "model.dropout=0.2", "train.steps=6", "checkpoint.every=3", "logging.every=1"]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    complete(overrides(manifest, whole, *settings), 2, tmp_path / "whole.log")
+    shutil.copytree(whole / "checkpoints/step-00000003", resumed / "checkpoints/step-00000003")
+    complete(overrides(manifest, resumed, *settings), 2, tmp_path / "resumed.log")
+    for tag in ("train/loss", "train/grad_norm"):
+        expected = runs.curve(whole, tag)
+        assert runs.curve(resumed, tag) == {step: expected[step] for step in (4, 5, 6)}, tag
+    assert runs.curve(resumed, "validation/loss") == {6: runs.curve(whole, "validation/loss")[6]}
+
+
 def test_a_killed_run_leaves_no_process_behind(manifest: Path, tmp_path: Path) -> None:
     """A process that outlives its rank would hold the run's output open, and whoever waits for its end would hang."""
     run, log = tmp_path / "run", tmp_path / "log"

@@ -23,6 +23,8 @@ BROKEN_SETTINGS = [
     ("sizes_are_positive", ["model.init_std=.inf"], "model.init_std=inf: must be positive"),
     ("heads_divide_hidden_size", ["model.num_attention_heads=3"], "model.num_attention_heads=3"),
     ("rope_needs_an_even_head_width", ["model.hidden_size=36"], "gives heads of 9 channels"),
+    ("dropout_is_a_share", ["model.dropout=1"], "model.dropout=1.0: must be in [0, 1)"),
+    ("dropout_is_a_share", ["model.dropout=-0.1"], "model.dropout=-0.1: must be in [0, 1)"),
     ("z_loss_is_a_weight", ["model.z_loss=-1e-4"], "model.z_loss=-0.0001: must be 0 (off) or positive"),
     ("query_groups_divide_heads", ["model.num_query_groups=3"], "does not divide model.num_attention_heads=4"),
     ("heads_divide_over_tp", ["parallel.tp=3"], "model.num_attention_heads=4 is not divisible by parallel.tp=3"),
