@@ -87,8 +87,9 @@ def load_weights(module: nn.Module, checkpoint: Path, vocab_size: int) -> None:
     try:
         load(wanted, storage_reader=_PlainReader(checkpoint))
     except CheckpointException as error:
-        reasons = "; ".join(str(reason) for reason, _ in error.failures.values())
-        raise UserError(f"{checkpoint} is damaged: {reasons}") from None
+        # Torch's own words advise to read the file in the way that runs what it holds.
+        reasons = ", ".join(type(reason).__name__ for reason, _ in error.failures.values())
+        raise UserError(f"{checkpoint} is damaged: its tensors cannot be read ({reasons})") from None
     for name, parameter in global_names(module).items():
         master = wanted[_MASTERS + name]
         parameter.zero_()
