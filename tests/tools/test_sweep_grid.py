@@ -1,5 +1,6 @@
 """The grid file: its runs, and every mistake in it told in one line before anything starts."""
 
+import argparse
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 
 from pretrain.errors import UserError
-from tests.tools.sweeps import content, small_grid, write_grid
+from tests.tools.sweeps import all_rates, content, small_grid, write_grid
+from tools.sweep.__main__ import choose, list_runs
 from tools.sweep.grid import load_grid
+from tools.sweep.results import record
 
 ROOT = Path(__file__).parents[2]
 SCHEMES = (
@@ -96,6 +99,47 @@ def test_the_command_line_tells_a_mistake_in_one_line(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: {path}: colour: ")
     assert done.stderr.count("\n") == 1
+
+
+def options(run: str | None = None, index: int | None = None, of: int | None = None) -> argparse.Namespace:
+    return argparse.Namespace(run=run, index=index, of=of)
+
+
+def test_parts_are_whole_variants_and_together_all_runs(tmp_path: Path) -> None:
+    grid = small_grid(tmp_path)
+    parts = [[run.id for run in grid.runs if choose(grid, options(index=index, of=2))(run)] for index in (0, 1)]
+    assert sorted(parts[0] + parts[1]) == sorted(run.id for run in grid.runs)
+    assert {run_id.split("/")[1] for run_id in parts[0]} == {"geonorm"}
+    one = [run.id for run in grid.runs if choose(grid, options(run="seeds/pre_norm/seed=3"))(run)]
+    assert one == ["seeds/pre_norm/seed=3"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (options(run="seeds/pre_norm/seed=9"), "no run of"),
+        (options(index=0), "belong together"),
+        (options(index=2, of=2), "parts count from 0 to 1"),
+    ],
+)
+def test_parts_that_do_not_exist_are_refused(tmp_path: Path, wrong: argparse.Namespace, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        choose(small_grid(tmp_path), wrong)
+
+
+def test_the_list_shows_every_run_with_its_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grid = small_grid(tmp_path)
+    results = all_rates(grid)
+    del results["rates/pre_norm/lr=0.01/seed=1"]
+    for result in results.values():
+        record(grid.results_folder, result)
+    list_runs(grid, None, lambda run: True)
+    note, *lines = capsys.readouterr().out.splitlines()
+    assert note.startswith("data: not built yet")
+    assert len(lines) == len(grid.runs)
+    assert lines[0] == "finished  rates/geonorm/lr=0.001/seed=1"
+    assert lines[4] == "to run    rates/pre_norm/lr=0.01/seed=1"
+    assert lines[-1] == "waiting   seeds/pre_norm/seed=4  (for 1 of 3 runs of rates/pre_norm)"
 
 
 def test_the_committed_grid_is_the_study_it_says() -> None:
