@@ -5,7 +5,14 @@ import torch
 from megatron_ext.initialize import global_names
 from pretrain import parallel
 from pretrain.data.batch import MicroBatch
-from pretrain.deepspeed_compat import accumulated_gradient, adam_step, create_adam_state, owned_fragment, owned_range
+from pretrain.deepspeed_compat import (
+    accumulated_gradient,
+    adam_step,
+    create_adam_state,
+    finish_load,
+    owned_fragment,
+    owned_range,
+)
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
 from tests.pretrain import tiny
@@ -58,7 +65,14 @@ def a_step_without_a_counted_token_changes_nothing_but_decay() -> None:
 
 
 def only_matrices_decay() -> None:
-    trained = engine(optimizer={"weight_decay": 0.5, "clip": 0.0})
+    trained = engine(
+        optimizer={"weight_decay": 0.5, "clip": 0.0},
+        model={"positions": "learned", "linear_bias": True, "qk_norm": True, "normalization": "layernorm"},
+    )
+    create_adam_state(trained.deepspeed)
+    for parameter in trained.module.parameters():
+        owned_fragment(parameter, "fp32").add_(0.1)  # biases start at zero, where a decay would not show
+    finish_load(trained.deepspeed, 0)
     batch = full_batches(1)[0]
     before = {name: p.detach().clone() for name, p in global_names(trained.module).items()}
     trained.forward_backward([MicroBatch(batch.tokens, batch.labels, torch.zeros_like(batch.loss_mask))])

@@ -82,10 +82,12 @@ def _wait_for_a_save(run: Path, processes: list) -> None:
 
 LAYOUTS = {"one": (1, []), "tp2": (2, ["parallel.tp=2"]), "pp2": (2, ["parallel.pp=2"]), "dp2": (2, [])}
 
+GPT2 = ["model.positions=learned", "model.linear_bias=true", "model.qk_norm=true"]
+
 
 @pytest.mark.parametrize(
     ("saved", "loaded", "settings"),
-    [("tp2", "pp2", []), ("dp2", "one", []), ("pp2", "dp2", ["model.tie_embeddings=true", "train.precision=bf16"])],
+    [("tp2", "pp2", GPT2), ("dp2", "one", []), ("pp2", "dp2", ["model.tie_embeddings=true", "train.precision=bf16"])],
 )
 def test_a_checkpoint_loads_in_another_layout(
     manifest: Path, tmp_path: Path, saved: str, loaded: str, settings: list[str]
