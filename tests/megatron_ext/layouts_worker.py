@@ -13,7 +13,7 @@ from megatron.core import parallel_state, tensor_parallel
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
-from megatron_ext import GeometryProbe, ModelSettings, ParallelSettings, install_cpu_support
+from megatron_ext import SCHEMES, GeometryProbe, ModelSettings, ParallelSettings, install_cpu_support
 from megatron_ext.initialize import global_names
 from tests.megatron_ext import small
 
@@ -35,6 +35,27 @@ CASES = {
     "qk_norm, z_loss": small.settings(qk_norm=True, z_loss=0.01),
 }
 
+EVERY_SCHEME = {
+    **{f"{scheme}, alone": small.settings(scheme) for scheme in SCHEMES},
+    **{
+        f"{scheme}, all learned": small.settings(
+            scheme, {"learn_alpha": True, "learn_angle_scale": True, "radius": "learned"}
+        )
+        for scheme in ("geonorm", "proj")
+    },
+    "ngpt_lerp, learned radius": small.settings("ngpt_lerp", {"radius": "learned", "final_norm": "layernorm"}),
+    **{
+        f"{scheme}, layernorm, biases": small.settings(scheme, normalization="layernorm", linear_bias=True)
+        for scheme in ("post_norm", "peri_ln", "pre_dyt")
+    },
+}
+"""Where all parameters outside the sublayers are replicated: with and without sequence parallelism, and on stages."""
+LAYOUTS_OF_EVERY_SCHEME = ("dp", "tp2", "tp2 sp pp2")
+
+
+def cases_of(layout: str) -> dict[str, ModelSettings]:
+    return CASES | EVERY_SCHEME if layout in LAYOUTS_OF_EVERY_SCHEME else CASES
+
 
 def main(folder: Path, layouts: list[str]) -> None:
     torch.set_num_threads(1)
@@ -44,7 +65,7 @@ def main(folder: Path, layouts: list[str]) -> None:
         parallel = LAYOUTS[layout]
         parallel_state.initialize_model_parallel(parallel.tp, parallel.pp)
         tensor_parallel.model_parallel_cuda_manual_seed(1)
-        results = {case: run(model, parallel) for case, model in CASES.items()}
+        results = {case: run(model, parallel) for case, model in cases_of(layout).items()}
         if dist.get_rank() == 0:
             torch.save(results, folder / f"{layout}.pt")
         parallel_state.destroy_model_parallel()

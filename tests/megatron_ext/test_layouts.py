@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.launch import launch
-from tests.megatron_ext.layouts_worker import CASES
+from tests.megatron_ext.layouts_worker import CASES, EVERY_SCHEME, cases_of
 
 pytestmark = pytest.mark.dist
 
@@ -16,6 +16,7 @@ OF_TWO = ["tp2", "tp2 sp", "pp2"]
 OF_FOUR = ["tp2 pp2", "tp2 sp pp2", "pp4"]
 VOCABULARY_PARALLEL = ("embedding.word_embeddings.weight", "output_layer.weight", "output_layer.bias")
 REFERENCE = "dp"
+ALL = CASES | EVERY_SCHEME
 
 Results = dict[str, dict[str, Any]]
 
@@ -29,19 +30,21 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def true_rows(name: str, tensor: Tensor, case: str) -> Tensor:
-    return tensor[: CASES[case].vocab_size] if name in VOCABULARY_PARALLEL else tensor
+    return tensor[: ALL[case].vocab_size] if name in VOCABULARY_PARALLEL else tensor
 
 
 def padding(name: str, tensor: Tensor, case: str) -> Tensor:
-    return tensor[CASES[case].vocab_size :] if name in VOCABULARY_PARALLEL else tensor[:0]
+    return tensor[ALL[case].vocab_size :] if name in VOCABULARY_PARALLEL else tensor[:0]
 
 
 layouts = pytest.mark.parametrize("layout", OF_TWO + OF_FOUR)
 cases = pytest.mark.parametrize("case", CASES)
+all_cases = pytest.mark.parametrize(
+    ("layout", "case"), [(layout, case) for layout in OF_TWO + OF_FOUR for case in cases_of(layout)]
+)
 
 
-@cases
-@layouts
+@all_cases
 def test_the_initial_weights_are_the_same_bit_for_bit(results: Results, case: str, layout: str) -> None:
     expected, actual = results[REFERENCE][case]["weights"], results[layout][case]["weights"]
     assert actual.keys() == expected.keys()
@@ -58,15 +61,13 @@ def test_tied_copies_are_equal_on_both_stages(results: Results, case: str) -> No
     assert all(torch.equal(copies[0], copy) for copy in copies)
 
 
-@cases
-@layouts
+@all_cases
 def test_the_loss_of_every_token_is_the_same(results: Results, case: str, layout: str) -> None:
     expected, actual = results[REFERENCE][case]["losses"], results[layout][case]["losses"]
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-@cases
-@layouts
+@all_cases
 def test_every_gradient_is_the_same_on_every_copy(results: Results, case: str, layout: str) -> None:
     expected, actual = results[REFERENCE][case]["gradients"], results[layout][case]["gradients"]
     assert actual.keys() == expected.keys()
@@ -74,12 +75,12 @@ def test_every_gradient_is_the_same_on_every_copy(results: Results, case: str, l
         wanted = true_rows(name, expected[name][0], case)
         for copy in copies:
             error = (true_rows(name, copy, case) - wanted).norm() / wanted.norm()
-            assert error < 1e-5, (name, error)
+            # A single number's gradient is a sum over all tokens, most of which cancels.
+            assert error < (2e-3 if wanted.numel() == 1 else 1e-5), (name, error)
             assert not padding(name, copy, case).any(), name
 
 
-@cases
-@layouts
+@all_cases
 def test_the_geometry_is_the_same_and_known_to_every_rank(results: Results, case: str, layout: str) -> None:
     expected, actual = results[REFERENCE][case], results[layout][case]
     torch.testing.assert_close(actual["angle"], expected["angle"], rtol=1e-5, atol=0)
@@ -96,7 +97,6 @@ def test_recomputation_changes_no_geometry(results: Results, layout: str) -> Non
     torch.testing.assert_close(recomputed["length"], plain["length"], rtol=1e-12, atol=0)
 
 
-@cases
-@layouts
+@all_cases
 def test_the_meta_device_gives_the_same_shapes(results: Results, case: str, layout: str) -> None:
     assert results[layout][case]["meta"]
