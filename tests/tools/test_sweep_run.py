@@ -1,5 +1,6 @@
 """A real sweep of tiny runs: killed, interrupted, started again, finished; what diverged stays."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -68,29 +69,23 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> Grid:
 
 @pytest.fixture(scope="module")
 def kept(grid: Grid) -> Result:
-    """The sweep is killed, then interrupted, then finished; a result that was there before the interrupt."""
+    """The sweep is killed, and finished by another start; a result that was there before the kill."""
     log = grid.path.parent / "log"
     killed = Started(grid.path, log)
-    killed.until(lambda text: text.count("started") == 2)
+    # A run that was just started is still importing.
+    killed.until(lambda text: "finished" in text and "started" in text.splitlines()[-1])
     orphans = trainers(killed.process.pid)
-    killed.end(signal.SIGKILL)
-    assert len(orphans) == 2
-    assert is_held(grid.folder(grid.runs[0])), "a trainer that outlives its sweep keeps its run"
-    os.kill(orphans[1], signal.SIGKILL)
-
-    interrupted = Started(grid.path, log)
-    interrupted.until(lambda text: "finished" in text and text.count("started") > text.count(": finished"))
-    at_work = trainers(interrupted.process.pid)
-    status, text = interrupted.end(signal.SIGINT)
-    assert status == 130, text
-    assert not [pid for pid in at_work if Path(f"/proc/{pid}").exists()], "an interrupt ends the trainers"
+    _, text = killed.end(signal.SIGKILL)
+    newest = text.splitlines()[-1].split()[1].rstrip(":")
+    run = next(run for run in grid.runs if run.id == newest)
+    assert is_held(grid.folder(run)), "a trainer that outlives its sweep keeps its run"
+    os.kill(orphans[-1], signal.SIGKILL)
     first = next(iter(read_results(grid.results_folder).values()))
-    assert not list(grid.run_dir(next(run for run in grid.runs if run.id == first.id)).glob("checkpoints"))
 
-    finished = Started(grid.path, log)
-    status, text = finished.end()
+    status, text = Started(grid.path, log).end()
     assert status == 0, text
     assert f"{first.id}: started" not in text, "a finished run is skipped"
+    assert f"{newest}: started" in text, "what was killed is not finished"
     return first
 
 
@@ -159,3 +154,25 @@ def test_the_data_is_the_grids(grid: Grid, kept: Result) -> None:
         State.DIVERGED,
     }
     assert planned_run(grid, HUGE, read_results(grid.results_folder)).state == State.DIVERGED
+
+
+def test_an_interrupt_ends_the_trainers_and_counts_nothing(grid: Grid, kept: Result) -> None:
+    tree = content() | {"stages": {"long": {"settings": {"train.steps": 100_000}, "vary": {"train.seed": [1]}}}}
+    del tree["variants"]["geonorm"]
+    folder = grid.path.parent / "long"
+    folder.mkdir()
+    (folder / "work").symlink_to(grid.file.work)  # the same data
+    long = load_grid(write_grid(folder, tree))
+    (run,) = long.runs
+    sweep = Started(long.path, folder / "log")
+    sweep.until(lambda text: (long.run_dir(run) / "tensorboard").exists())
+    (trainer,) = trainers(sweep.process.pid)
+    try:
+        status, text = sweep.end(signal.SIGINT)
+        assert (status, text.splitlines()[-1]) == (130, "interrupted")
+        assert not Path(f"/proc/{trainer}").exists()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(trainer, signal.SIGKILL)
+    assert not is_held(long.folder(run))
+    assert read_results(long.results_folder) == {}
