@@ -77,16 +77,16 @@ class GeometryCurves:
 
     def write(self, geometry: Geometry, step: int) -> None:
         """One point of every curve; the first time also the charts that show all layers in one."""
-        columns = [column for curve in self._curves for column in _columns(curve, geometry)]
+        named = [column for curve in self._curves for column in columns(curve, geometry)]
         if not self._charts_made:
             self._charts_made = True
-            self._board.charts("geometry", {name: f"geometry/{name}/layer_" for name, _ in columns})
-        for name, values in columns:
+            self._board.charts("geometry", {name: f"geometry/{name}/layer_" for name, _ in named})
+        for name, values in named:
             for layer, value in enumerate(values.tolist(), start=1):
                 self._board.scalar(f"geometry/{name}/layer_{layer:02d}", value, step)
 
 
-def _columns(curve: Curve, geometry: Geometry) -> Iterator[tuple[str, Tensor]]:
+def columns(curve: Curve, geometry: Geometry) -> Iterator[tuple[str, Tensor]]:
     """Name and values [num_layers] of each sublayer, or of the layers."""
     values: Tensor = getattr(geometry, curve.attribute)
     if values.dim() == 1:

@@ -30,7 +30,7 @@ from pretrain.inspect_checkpoint import (
     recorded_config,
     run_inspection,
 )
-from pretrain.monitor.geometry import CURVES, _columns
+from pretrain.monitor.geometry import CURVES, columns
 from pretrain.monitor.geometry_table import geometry_table
 from tests.launch import REPOSITORY
 from tests.pretrain import runs
@@ -81,7 +81,7 @@ def test_equals_the_validation_and_every_curve_of_the_run(run: Path, manifest: P
     for curve in CURVES:
         if curve.name == "radius":  # constant on the sphere
             continue
-        for name, values in _columns(curve, batch.geometry):
+        for name, values in columns(curve, batch.geometry):
             for layer, value in enumerate(values.tolist(), start=1):
                 point = runs.curve(run, f"geometry/{name}/layer_{layer:02d}")[4]
                 # The drift is fp32's rounding itself.
