@@ -34,6 +34,7 @@ class ResidualSettings:
         output_init: initial attention and MLP output projections: ``scaled`` by 1/sqrt(2 num_layers), or ``plain``.
         dyt_attention_alpha: start of the factor inside tanh in front of attention; of ``pre_dyt`` alone.
         dyt_alpha: the same in front of the MLP and of the output layer.
+        dyt_embedding_scale: a learned factor on the embedding, sqrt(hidden_size) at the start; of ``pre_dyt`` alone.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
@@ -53,6 +54,7 @@ class ResidualSettings:
     output_init: Literal["scaled", "plain"] | None = None
     dyt_attention_alpha: float | None = None
     dyt_alpha: float | None = None
+    dyt_embedding_scale: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

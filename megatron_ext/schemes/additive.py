@@ -1,12 +1,13 @@
 """Schemes whose stream is a sum: x + F(N(x)) and its relatives."""
 
+import math
 from collections.abc import Callable
 
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from megatron_ext.norms import DynamicTanh, model_norm
+from megatron_ext.norms import DynamicTanh, learned_scalar, mark_replicated, model_norm
 from megatron_ext.residual import Residual, Sublayer
 from megatron_ext.schemes.scheme import Scheme, norm_parameters, usual_norm
 from megatron_ext.settings import ResidualSettings
@@ -60,6 +61,28 @@ def _dyt_elsewhere(config: TransformerConfig, settings: ResidualSettings) -> Mod
     return ModuleSpec(module=DynamicTanh, params={"alpha": dyt_starts(config, settings)[1]})
 
 
+class EmbeddingScale(nn.Module):
+    """One learned factor on the embedded tokens, sqrt(hidden_size) at the start (DyT, arXiv 2503.10622)."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.scale = learned_scalar(math.sqrt(config.hidden_size), config.params_dtype)
+        mark_replicated(self, config)
+
+    def forward(self, embedded: Tensor) -> Tensor:
+        """Same shape and type."""
+        return self.scale * embedded
+
+
+def _dyt_entry(config: TransformerConfig, settings: ResidualSettings) -> nn.Module | None:
+    return EmbeddingScale(config) if settings.dyt_embedding_scale else None
+
+
+def _dyt_parameters(config: TransformerConfig, settings: ResidualSettings) -> int:
+    functions = 2 * int(config.num_layers) + 1
+    return functions * (2 * int(config.hidden_size) + 1) + bool(settings.dyt_embedding_scale)
+
+
 def _norms(per_layer: int, elsewhere: int) -> Callable[[TransformerConfig, ResidualSettings], int]:
     return lambda config, settings: (per_layer * int(config.num_layers) + elsewhere) * norm_parameters(config)
 
@@ -105,10 +128,11 @@ PRE_DYT = Scheme(
     attention_norm=_dyt_of_attention,
     mlp_norm=_dyt_elsewhere,
     final_norm=_dyt_elsewhere,
-    parameters=lambda config, settings: (2 * int(config.num_layers) + 1) * (2 * int(config.hidden_size) + 1),
+    entry=_dyt_entry,
+    parameters=_dyt_parameters,
     # Per sublayer: a x, tanh (counted as one), gain, bias and the sum.
     flops=lambda hidden_size: 2 * 5 * hidden_size,
-    defaults={"output_init": "scaled", "dyt_attention_alpha": None, "dyt_alpha": None},
+    defaults={"output_init": "scaled", "dyt_attention_alpha": None, "dyt_alpha": None, "dyt_embedding_scale": False},
 )
 
 SCHEMES = (PRE_NORM, SANDWICH_NORM, PERI_LN, PRE_DYT)

@@ -69,14 +69,14 @@ class Scheme:
         name: the value of `ResidualSettings.scheme`.
         source: where its formula comes from.
         residual: builds the module that joins one sublayer's output to the stream.
-        parameters: (config, settings) -> the model's parameters outside attention, MLP, embedding and output layer.
+        parameters: (config, settings with defaults) -> parameters outside attention, MLP, embedding and output layer.
         flops: (hidden_size) -> forward FLOPs per token of one layer outside attention and MLP, a multiply-add as two.
         defaults: the settings that mean something to it, with their defaults. None as a default stands for what the
             setting's own documentation says.
         required: the settings that have no default.
         attention_norm, mlp_norm: in front of the sublayers.
         final_norm: in front of the output layer.
-        entry: builds the module that the embedded tokens pass before the first layer.
+        entry: builds the module that the embedded tokens pass before the first layer, if there is one.
         initial_std: standard deviation of a matrix's initial values: a number, or [output, 1].
         on_sphere: whether every state has the same norm.
     """
@@ -91,7 +91,7 @@ class Scheme:
     attention_norm: NormChoice = no_norm
     mlp_norm: NormChoice = no_norm
     final_norm: NormChoice = usual_norm
-    entry: Callable[[TransformerConfig, ResidualSettings], nn.Module] | None = None
+    entry: Callable[[TransformerConfig, ResidualSettings], nn.Module | None] | None = None
     initial_std: Callable[[Matrix], float | Tensor] = usual_std
     on_sphere: bool = False
 

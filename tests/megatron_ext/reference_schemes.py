@@ -150,6 +150,8 @@ def enter(x: Tensor, weights: Weights, model: ModelSettings) -> Tensor:
     """What the embedded tokens pass before the first layer."""
     if model.residual.scheme == "peri_ln":
         return norm(weights, "decoder.layers.0.entry", x, model)
+    if model.residual.dyt_embedding_scale:
+        return weights["decoder.layers.0.entry.scale"] * x
     if model.residual.scheme not in ON_THE_SPHERE:
         return x
     radius = model.residual.radius

@@ -60,6 +60,7 @@ VARIANTS = {
         qk_norm=True,
     ),
     "dyt starts": small.settings("pre_dyt", residual={"dyt_attention_alpha": 0.4, "dyt_alpha": 1.7}),
+    "dyt with a scaled embedding": small.settings("pre_dyt", residual={"dyt_embedding_scale": True}),
     **{
         f"{scheme}, gelu, layernorm, biases": small.settings(
             scheme, activation="gelu", normalization="layernorm", linear_bias=True

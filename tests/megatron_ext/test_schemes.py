@@ -63,6 +63,7 @@ def test_a_model_has_as_many_parameters_as_its_scheme_says(
         ("sandwich_norm", {}, 17 * 32),
         ("peri_ln", {}, 18 * 32),
         ("pre_dyt", {}, 9 * 65),
+        ("pre_dyt", {"dyt_embedding_scale": True}, 9 * 65 + 1),
         ("keel", {}, 16 * 32),
         ("ngpt_lerp", {}, 9 * 32),
     ],
@@ -129,8 +130,9 @@ SAMPLES: dict[str, Any] = {
     "output_init": "plain",
     "dyt_attention_alpha": 1.0,
     "dyt_alpha": 1.0,
+    "dyt_embedding_scale": True,
 }
-STEPS = set(FIELDS) - {"p", "dyt_attention_alpha", "dyt_alpha"}
+STEPS = set(FIELDS) - {"p", "dyt_attention_alpha", "dyt_alpha", "dyt_embedding_scale"}
 MEANINGFUL = {
     "geonorm": STEPS,
     "proj": STEPS,
@@ -140,7 +142,7 @@ MEANINGFUL = {
     "pre_norm": {"output_init"},
     "sandwich_norm": {"output_init"},
     "peri_ln": {"output_init"},
-    "pre_dyt": {"output_init", "dyt_attention_alpha", "dyt_alpha"},
+    "pre_dyt": {"output_init", "dyt_attention_alpha", "dyt_alpha", "dyt_embedding_scale"},
     "post_norm": {"output_init"},
     "deep_norm": set(),
     "keel": {"output_init"},

@@ -25,6 +25,7 @@ RECORD = {"format": store.FORMAT, "config": {}, "data_fingerprint": "", "vocab_s
 
 VARIANTS: dict[str, dict[str, Any]] = {name: {"scheme": name} for name in SCHEMES} | {
     "p": {"scheme": "p", "p": 3.0},
+    "pre_dyt": {"scheme": "pre_dyt", "dyt_embedding_scale": True},
     "geonorm, everything learned": {
         "scheme": "geonorm",
         "learn_alpha": True,
