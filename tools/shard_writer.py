@@ -1,18 +1,17 @@
 """From token streams to tar shards with their side indices: one split of a data set."""
 
 import io
-import json
 import tarfile
 import zlib
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from pretrain.data.files import partial_path, publish, sha256_of_file, write_atomically
+from pretrain.data.files import partial_path, publish, sha256_of_file
 from pretrain.data.manifest import FORMAT_VERSION, Dtype, Shard
-from pretrain.data.shard_index import Member, ShardIndex, index_path
+from pretrain.data.shard_index import IndexHeader, index_path, write_index
 from pretrain.data.tokenizer import Tokenizer
 
 
@@ -104,12 +103,12 @@ class SplitWriter:
         self.samples += rows
         self._pending = [stream[rows * length :]]
         self._pending_tokens = len(self._pending[0])
-        if len(self._tar.written) == self._layout.members_per_shard:
+        if len(self._tar.rows) == self._layout.members_per_shard:
             self._complete_shard(self._tar)
 
     def _complete_shard(self, tar: "_TarFile") -> None:
-        members = tar.complete()
-        index = ShardIndex(
+        offsets = tar.complete()
+        header = IndexHeader(
             version=FORMAT_VERSION,
             tar=tar.path.name,
             tar_bytes=tar.path.stat().st_size,
@@ -118,29 +117,34 @@ class SplitWriter:
             eod_id=self._tokenizer.eod_id,
             dtype=self.dtype,
             sample_length=self._layout.sequence_length + 1,
-            samples=sum(member.samples for member in members),
-            members=members,
+            samples=sum(tar.rows),
+            members=len(tar.rows),
         )
-        index_file = index_path(tar.path)
-        write_atomically(index_file, (json.dumps(asdict(index), indent=1) + "\n").encode("ascii"))
         self.shards.append(
             Shard(
                 file=tar.path.name,
-                samples=index.samples,
-                bytes=index.tar_bytes,
-                sha256=index.tar_sha256,
-                index_sha256=sha256_of_file(index_file),
+                samples=header.samples,
+                bytes=header.tar_bytes,
+                sha256=header.tar_sha256,
+                index_sha256=write_index(index_path(tar.path), header, offsets, tar.rows, tar.crc32),
             )
         )
         self._tar = None
 
 
 class _TarFile:
-    """One tar while it is written; its bytes depend on its name and the samples alone."""
+    """One tar while it is written; its bytes depend on its name and the samples alone.
+
+    Attributes:
+        path: where it will lie when it is complete.
+        rows: samples of each member.
+        crc32: of the bytes of each sample.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.written: list[tuple[int, int]] = []  # rows and crc32 of each member
+        self.rows: list[int] = []
+        self.crc32: list[int] = []
         self._file = partial_path(path).open("wb")
         # Here, not above: it imports torch, seconds that a refusal or a check of shards need not wait for.
         from webdataset import TarWriter
@@ -151,23 +155,25 @@ class _TarFile:
         """Add a member with these samples, one a row."""
         content = io.BytesIO()
         np.lib.format.write_array(content, block, version=(1, 0), allow_pickle=False)
-        key = f"{self.path.stem}-{len(self.written):06d}"
+        key = f"{self.path.stem}-{len(self.rows):06d}"
         self._tar.write({"__key__": key, "tokens.npy": content.getvalue()})
-        self.written.append((len(block), zlib.crc32(content.getbuffer())))
+        self.rows.append(len(block))
+        self.crc32.extend(zlib.crc32(row) for row in block)
+        self._row_bytes = block[0].nbytes
 
     def close(self) -> None:
         self._tar.close()
         self._file.close()
 
-    def complete(self) -> tuple[Member, ...]:
-        """Close the tar, give it its name, and say where its members lie."""
+    def complete(self) -> list[int]:
+        """Close the tar, give it its name, and say at which byte each member's first sample begins."""
         self.close()
         publish(self.path)
         with tarfile.open(self.path, "r:") as tar:
-            return tuple(
-                Member(name=entry.name, offset=entry.offset_data, size=entry.size, samples=rows, crc32=crc32)
-                for entry, (rows, crc32) in zip(tar, self.written, strict=True)
-            )
+            return [
+                entry.offset_data + entry.size - rows * self._row_bytes
+                for entry, rows in zip(tar, self.rows, strict=True)
+            ]
 
 
 def dtype_of(vocab_size: int) -> Dtype:

@@ -115,7 +115,7 @@ def _clear(out: Path, name: str, force: bool) -> None:
         if not force:
             raise UserError(f"{manifest} exists: choose another --out, or replace that data set by --force")
         names |= _name_in(manifest)
-    pattern = re.compile(rf"({'|'.join(names)})-(train|validation)-\d{{6}}\.(tar|idx\.json)(\.tmp)?")
+    pattern = re.compile(rf"({'|'.join(names)})-(train|validation)-\d{{6}}\.(tar|idx|idx\.json)(\.tmp)?")
     ours = {path for path in out.iterdir() if pattern.fullmatch(path.name)}
     if ours and not force:
         raise UserError(

@@ -18,7 +18,7 @@ from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 from pretrain.errors import UserError
 
 MANIFEST_NAME = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 
 Dtype = Literal["<u2", "<u4"]
 _STRICT = {"extra": "forbid"}

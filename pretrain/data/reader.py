@@ -103,12 +103,9 @@ class _OpenShard:
     def _lay_out(self, path: Path, shard: Shard) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Per member: the number of rows up to its end, and the byte where row 0 would lie if the member held it."""
         index = load_index(index_path(path), shard.index_sha256)
-        if (index.sample_length, index.dtype, index.samples) != (self._row_tokens, self._dtype.str, shard.samples):
-            raise UserError(f"shard index {index_path(path)} contradicts the manifest: build the shards anew")
-        samples = np.array([member.samples for member in index.members], dtype=np.int64)
-        file_ends = np.array([member.offset + member.size for member in index.members], dtype=np.int64)
-        ends = np.cumsum(samples)
-        return ends, file_ends - ends * self._row_bytes
+        ends = np.cumsum(index.rows.astype(np.int64))
+        first_rows = ends - index.rows.astype(np.int64)
+        return ends, index.offsets.astype(np.int64) - first_rows * self._row_bytes
 
     @property
     def _row_bytes(self) -> int:
