@@ -203,7 +203,9 @@ def read_samples(file: Path, manifest: Manifest, sequence_length: int, limit: in
         raise UserError(f"--text {file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     if not text:
         raise UserError(f"--text {file} is empty")
-    tokenizer = Tokenizer(manifest.tokenizer_file)
+    if manifest.tokenizer_file is None:
+        raise UserError(f"--text {file} cannot be encoded: {manifest.directory} came without a sentencepiece model")
+    tokenizer = Tokenizer(manifest.tokenizer_file, manifest.eod_id)
     tokens: npt.NDArray[np.int32] = tokenizer.encode_documents([text])[0][:-1]  # without the end of the document
     samples = min(limit, (len(tokens) - 1) // sequence_length)
     if samples < 1:

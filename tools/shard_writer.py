@@ -40,7 +40,7 @@ class SplitWriter:
         documents: received.
         samples: written.
         dropped_tokens: the tail that filled no sample; known after :meth:`finish`.
-        token_counts: int64 ``[vocab_size]`` over the written tokens; one shared by neighbouring samples counts once.
+        token_counts: int64 ``[vocab_size]`` over the labels, all tokens of the samples but their first.
     """
 
     def __init__(self, directory: Path, split: str, layout: ShardLayout, tokenizer: Tokenizer) -> None:
@@ -87,15 +87,14 @@ class SplitWriter:
 
     @property
     def tokens(self) -> int:
-        """Tokens written, each counted once."""
+        """Labels written."""
         return int(self.token_counts.sum())
 
     def _write_member(self, rows: int) -> None:
         length = self._layout.sequence_length
         stream = np.concatenate(self._pending) if len(self._pending) > 1 else self._pending[0]
         used = stream[: rows * length + 1]
-        fresh = used[1:] if self.samples else used
-        self.token_counts += np.bincount(fresh, minlength=len(self.token_counts))
+        self.token_counts += np.bincount(used[1:], minlength=len(self.token_counts))
         if self._tar is None:
             self._tar = _TarFile(self._directory / f"{self._stem}-{len(self.shards):06d}.tar")
         block = np.lib.stride_tricks.sliding_window_view(used, length + 1)[::length]

@@ -21,6 +21,8 @@ def find_faults(manifest: Manifest) -> Iterator[str]:
 
 
 def _tokenizer_faults(manifest: Manifest) -> Iterator[str]:
+    if manifest.tokenizer_file is None:
+        return
     name = manifest.tokenizer_file.name
     if sha256_of_file(manifest.tokenizer_file) != manifest.tokenizer_sha256:
         yield f"{name}: its sha256 is not the manifest's"
@@ -32,35 +34,20 @@ def _tokenizer_faults(manifest: Manifest) -> Iterator[str]:
 
 
 def _split_faults(manifest: Manifest, name: str, split: Split) -> Iterator[str]:
-    counts = _TokenCounts(manifest.vocab_size)
+    counts = np.zeros(manifest.vocab_size, dtype=np.int64)
     sound = True
     for shard in split.shards:
         for fault in _shard_faults(manifest, shard, counts):
             sound = False
             yield f"{shard.file}: {fault}"
     # Counts of a damaged split would only repeat that it is damaged.
-    if sound and split.tokens != counts.values.sum():
-        yield f"split {name}: {counts.values.sum()} tokens, the manifest says {split.tokens}"
-    if sound and name == "train" and not np.array_equal(counts.values, manifest.token_counts):
+    if sound and split.tokens != counts.sum():
+        yield f"split {name}: {counts.sum()} tokens, the manifest says {split.tokens}"
+    if sound and name == "train" and not np.array_equal(counts, manifest.token_counts):
         yield f"split {name}: token_counts in the manifest are not the shards'"
 
 
-class _TokenCounts:
-    """Token frequencies of a split, int64 ``[vocab_size]``; a token that two samples share counts once."""
-
-    def __init__(self, vocab_size: int) -> None:
-        self.values = np.zeros(vocab_size, dtype=np.int64)
-        self._empty = True
-
-    def add(self, block: npt.NDArray[np.unsignedinteger]) -> None:
-        """Count samples, one a row: a sample's first token is the last of the one before, but for the very first."""
-        self.values += np.bincount(block[:, 1:].ravel(), minlength=len(self.values))
-        if self._empty:
-            self.values[block[0, 0]] += 1
-            self._empty = False
-
-
-def _shard_faults(manifest: Manifest, shard: Shard, counts: _TokenCounts) -> Iterator[str]:
+def _shard_faults(manifest: Manifest, shard: Shard, counts: npt.NDArray[np.int64]) -> Iterator[str]:
     """The faults of one shard; the tokens of its sound members are counted."""
     tar = manifest.directory / shard.file
     if not tar.is_file():
@@ -95,7 +82,7 @@ def _shard_faults(manifest: Manifest, shard: Shard, counts: _TokenCounts) -> Ite
 
 
 def _member_fault(
-    content: bytes, crc32: npt.NDArray[np.uint32], manifest: Manifest, counts: _TokenCounts
+    content: bytes, crc32: npt.NDArray[np.uint32], manifest: Manifest, counts: npt.NDArray[np.int64]
 ) -> str | None:
     """What is wrong with the samples of a member; those of a sound one are counted."""
     block = np.frombuffer(content, dtype=manifest.dtype).reshape(len(crc32), manifest.sequence_length + 1)
@@ -104,5 +91,5 @@ def _member_fault(
         return f"{len(bad)} of {len(block)} samples, the first its sample {bad[0]}, have another crc32 than the index"
     if int(block.max()) >= manifest.vocab_size:
         return f"token {block.max()} is outside the vocabulary of {manifest.vocab_size}"
-    counts.add(block)
+    counts += np.bincount(block[:, 1:].ravel(), minlength=len(counts))
     return None

@@ -20,6 +20,9 @@ from pretrain.errors import UserError
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 2
 
+# In the place of a tokenizer's sha256 where the tokens came without a sentencepiece model.
+NO_TOKENIZER = "none"
+
 Dtype = Literal["<u2", "<u4"]
 _STRICT = {"extra": "forbid"}
 
@@ -50,8 +53,8 @@ class Split:
     """The training or the validation part.
 
     Attributes:
-        documents: documents that entered the split.
-        tokens: stored tokens, end-of-document tokens included; the one that neighbouring samples share counts once.
+        documents: documents that entered the split; 0 where foreign shards do not tell.
+        tokens: labels of the stored samples: all their tokens but the first of each, which is the last of the one before.
         samples: stored samples of ``sequence_length + 1`` tokens.
         dropped_tokens: the tail that did not fill a sample.
         unigram_entropy: nats per token. Training split: entropy of its own token frequencies. Validation split: cross
@@ -61,12 +64,37 @@ class Split:
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
-    documents: PositiveInt
+    documents: NonNegativeInt
     tokens: PositiveInt
     samples: PositiveInt
     dropped_tokens: NonNegativeInt
     unigram_entropy: float
     shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """What went into a data set: records read are documents, duplicates, and the dropped of each kind.
+
+    Attributes:
+        records: read from the inputs.
+        documents: of them, kept.
+        duplicates: left out because an earlier document is the same.
+        dropped: records without a usable document, by the kind of their fault.
+        text_bytes: UTF-8 of the kept documents; 0 where the source was tokens.
+        document_tokens: of the kept documents, end-of-document tokens included.
+        bytes_per_token: text_bytes / document_tokens; None where the source was tokens.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+
+    records: NonNegativeInt
+    documents: NonNegativeInt
+    duplicates: NonNegativeInt
+    dropped: dict[str, PositiveInt]
+    text_bytes: NonNegativeInt
+    document_tokens: NonNegativeInt
+    bytes_per_token: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +109,11 @@ class Description:
     vocab_size: PositiveInt
     eod_id: NonNegativeInt
     dtype: Dtype
-    tokenizer_file: str
+    tokenizer_file: str | None
     tokenizer_sha256: str
     token_counts: tuple[NonNegativeInt, ...]
     splits: dict[str, Split]
+    statistics: Statistics | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,10 +127,11 @@ class Manifest:
         vocab_size: real size of the tokenizer.
         eod_id: token that ends each document.
         dtype: numpy type of the stored tokens, little-endian.
-        tokenizer_file: the tokenizer's copy beside the manifest.
-        tokenizer_sha256: of that file, hex.
-        token_counts: int64 ``[vocab_size]``, over the stored tokens of the training split.
+        tokenizer_file: the sentencepiece model beside the manifest; None for imported tokens of another tokenizer.
+        tokenizer_sha256: of that file, hex; ``NO_TOKENIZER`` where there is none.
+        token_counts: int64 ``[vocab_size]``, over the labels of the training split.
         splits: by name, ``train`` and ``validation``.
+        statistics: of the building, where it is known.
         fingerprint: sha256 of the canonical JSON, hex; through the sha256 of each file it covers every stored byte.
     """
 
@@ -111,10 +141,11 @@ class Manifest:
     vocab_size: int
     eod_id: int
     dtype: Dtype
-    tokenizer_file: Path
+    tokenizer_file: Path | None
     tokenizer_sha256: str
     token_counts: npt.NDArray[np.int64]
     splits: Mapping[str, Split]
+    statistics: Statistics | None
     fingerprint: str
 
     def split(self, name: str) -> Split:
@@ -172,8 +203,8 @@ def load_manifest(path: Path | str) -> Manifest:
     fault = _contradiction(description)
     if fault:
         raise UserError(f"manifest {path} is damaged: {fault}")
-    tokenizer_file = path.parent / description.tokenizer_file
-    if not tokenizer_file.is_file():
+    tokenizer_file = path.parent / description.tokenizer_file if description.tokenizer_file is not None else None
+    if tokenizer_file is not None and not tokenizer_file.is_file():
         raise UserError(f"tokenizer {tokenizer_file}, named in {path.name}, does not exist")
     return Manifest(
         directory=path.parent,
@@ -186,6 +217,7 @@ def load_manifest(path: Path | str) -> Manifest:
         tokenizer_sha256=description.tokenizer_sha256,
         token_counts=np.array(description.token_counts, dtype=np.int64),
         splits=description.splits,
+        statistics=description.statistics,
         fingerprint=hashlib.sha256(canonical_json(content)).hexdigest(),
     )
 
@@ -194,8 +226,10 @@ def _contradiction(description: Description) -> str | None:
     """What in a well-formed manifest cannot be true, if anything."""
     files = [shard.file for split in description.splits.values() for shard in split.shards]
     for file in (*files, description.tokenizer_file):
-        if PurePath(file).name != file:
+        if file is not None and PurePath(file).name != file:
             return f"{file!r} is no plain file name"
+    if (description.tokenizer_file is None) != (description.tokenizer_sha256 == NO_TOKENIZER):
+        return f"tokenizer_file {description.tokenizer_file} has sha256 {description.tokenizer_sha256}"
     if len(set(files)) != len(files):
         return "a shard is named twice"
     if len(description.token_counts) != description.vocab_size:

@@ -178,14 +178,15 @@ def check_files(manifest: Manifest) -> None:
     Raises:
         UserError: naming the first that is not.
     """
-    if sha256_of_file(manifest.tokenizer_file) != manifest.tokenizer_sha256:
+    file = manifest.tokenizer_file
+    if file is not None and sha256_of_file(file) != manifest.tokenizer_sha256:
         raise UserError(f"tokenizer {manifest.tokenizer_file} is not the one that the shards were built with")
     for split in manifest.splits.values():
         for shard in split.shards:
             tar = manifest.directory / shard.file
-            for file in (tar, index_path(tar)):
-                if not file.is_file():
-                    raise UserError(f"{file} is missing, though {manifest.directory} lists it")
+            for part in (tar, index_path(tar)):
+                if not part.is_file():
+                    raise UserError(f"{part} is missing, though {manifest.directory} lists it")
             if (found := tar.stat().st_size) != shard.bytes:
                 raise UserError(f"{tar} has {found} bytes instead of {shard.bytes}; build or copy it again")
             fault = check_header(load_header(index_path(tar)), manifest, shard)
