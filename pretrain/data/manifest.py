@@ -54,7 +54,7 @@ class Split:
 
     Attributes:
         documents: documents that entered the split; 0 where foreign shards do not tell.
-        tokens: labels of the stored samples: all their tokens but the first of each, which is the last of the one before.
+        tokens: labels of the stored samples, which are their tokens but the first of each.
         samples: stored samples of ``sequence_length + 1`` tokens.
         dropped_tokens: the tail that did not fill a sample.
         unigram_entropy: nats per token. Training split: entropy of its own token frequencies. Validation split: cross

@@ -87,5 +87,6 @@ def test_another_control_symbol_can_end_documents_and_nothing_else(tmp_path: Pat
         with pytest.raises(UserError) as error:
             Tokenizer(model, eod_id=wrong)
         assert str(error.value) == (
-            f"tokenizer {model}: id {wrong} is no control symbol, so it cannot end documents (text may be encoded to it)"
+            f"tokenizer {model}: id {wrong} is no control symbol, so it cannot end documents "
+            "(text may be encoded to it)"
         )
