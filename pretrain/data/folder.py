@@ -1,0 +1,100 @@
+"""The folder of a data set, on disk or remote: it gives a verified local file for each name in the manifest."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pretrain.data.cache import Cache, Lease
+from pretrain.data.prefetch import Prefetcher
+from pretrain.data.sources import Source
+from pretrain.data.transfer import RemoteFile
+from pretrain.data.urls import require_plain_name
+from pretrain.errors import UserError
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of a data set, as its manifest describes it.
+
+    Attributes:
+        name: a plain file name.
+        sha256: of the content, hex.
+        size: bytes, where the manifest tells them.
+        at_most: bound of the size; what a server sends beyond it is never stored.
+    """
+
+    name: str
+    sha256: str
+    size: int | None
+    at_most: int
+
+
+class Folder(Protocol):
+    """Where the files of a data set lie."""
+
+    @property
+    def directory(self) -> Path:
+        """The folder on this machine's disks; UserError when it is remote."""
+
+    def describe(self, name: str) -> str:
+        """A file's place for messages, without passwords and tokens."""
+
+    def hold(self, entry: Entry) -> Lease:
+        """The file on a local disk, there until the lease goes.
+
+        Raises:
+            UserError: a remote file cannot be had. A local folder promises nothing: opening its files tells.
+        """
+
+    def expect(self, entries: Sequence[Entry]) -> None:
+        """Bring these files in the background, the first ones first."""
+
+
+@dataclass(frozen=True)
+class LocalFolder:
+    """A folder on a disk of this machine."""
+
+    directory: Path
+
+    def describe(self, name: str) -> str:
+        """The file's path."""
+        return str(self.directory / name)
+
+    def hold(self, entry: Entry) -> Lease:
+        """The file where it is."""
+        return Lease(self.directory / require_plain_name(entry.name))
+
+    def expect(self, entries: Sequence[Entry]) -> None:
+        """Nothing to bring."""
+
+
+class RemoteFolder:
+    """A folder on a server, seen through the node's cache."""
+
+    def __init__(self, source: Source, cache: Cache) -> None:
+        self._source = source
+        self._cache = cache
+        self._prefetcher: Prefetcher | None = None
+
+    @property
+    def directory(self) -> Path:
+        """There is none; UserError."""
+        raise UserError(f"{self.describe('manifest.json')} is remote; this needs a data set on a local disk: copy it")
+
+    def describe(self, name: str) -> str:
+        """The file's URL without passwords and tokens."""
+        return self._source.describe(name)
+
+    def hold(self, entry: Entry) -> Lease:
+        """The file in the cache; brought there first where it is not."""
+        return self._cache.fetch(self._remote(entry))
+
+    def expect(self, entries: Sequence[Entry]) -> None:
+        """Bring these into the cache in the background."""
+        if self._prefetcher is None:
+            self._prefetcher = Prefetcher(self._cache)
+        self._prefetcher.aim([self._remote(entry) for entry in entries])
+
+    def _remote(self, entry: Entry) -> RemoteFile:
+        return RemoteFile(self._source, entry.name, entry.sha256, entry.size, entry.at_most)
