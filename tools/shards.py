@@ -22,13 +22,11 @@ from tools.arguments import positive_int, proper_fraction
 from tools.documents import (
     VALIDATION_FRACTION,
     Document,
-    Skipped,
-    check_inputs,
     default_threads,
     is_validation,
     make_folder,
-    read_documents,
 )
+from tools.inputs import Account, Reading, find_inputs, read_documents
 from tools.shard_writer import ShardLayout, SplitWriter, dtype_of
 from tools.verify_shards import find_faults
 
@@ -65,15 +63,15 @@ def build(
         UserError: an input or the tokenizer is unusable, ``out`` holds shards already, or a split gets no sample.
     """
     started = time.perf_counter()
-    check_inputs(inputs)
+    files = find_inputs(inputs)
     tokenizer = Tokenizer(tokenizer_file)
     make_folder(out)
     _clear(out, layout.name, force)
-    skipped = Skipped(out / f"{layout.name}.skipped.txt")
+    account = Account()
     writers = {split: SplitWriter(out, split, layout, tokenizer) for split in ("train", "validation")}
     size = 0
     try:
-        for documents in _batches(read_documents(inputs, skipped)):
+        for documents in _batches(read_documents(files, Reading(), account)):
             encoded = tokenizer.encode_documents([document.text for document in documents], threads)
             for document, tokens in zip(documents, encoded, strict=True):
                 size += len(document.text.encode("utf-8"))
@@ -82,7 +80,7 @@ def build(
                 )
         for writer in writers.values():
             writer.finish()
-        skipped.report()
+        account.report(out / f"{layout.name}.dropped.txt")
         _require_samples(writers, layout.sequence_length)
     except BaseException:
         for writer in writers.values():

@@ -162,9 +162,9 @@ def test_bad_lines_are_named_and_the_rest_is_built(manifest: Manifest, tmp_path:
     out = tmp_path / "out"
     built = build([documents], manifest.tokenizer_file, out, layout(), 0.2, threads=1, force=False)
     assert built.fingerprint == manifest.fingerprint
-    assert (out / "small.skipped.txt").read_text().splitlines() == [
+    assert (out / "small.dropped.txt").read_text().splitlines() == [
         f"{documents}:2: broken JSON",
-        f"{documents}:{len(TEXTS) + 2}: empty line",
+        f"{documents}:{len(TEXTS) + 2}: empty",
     ]
 
 

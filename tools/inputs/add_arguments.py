@@ -7,12 +7,12 @@ from tools.inputs.formats import FORMATS
 from tools.inputs.records import MAX_DOCUMENT_BYTES, Reading
 
 
-def add_input_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add ``--input`` and what belongs to it."""
+def add_input_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:
+    """Add ``--input``, which may be ``required``, and what belongs to it."""
     parser.add_argument(
         "--input",
         nargs="+",
-        required=True,
+        required=required,
         metavar="F",
         help=f"files, folders or quoted glob patterns ('data/**/*.jsonl.gz') of {' '.join(FORMATS)}; a .tar is a "
         "WebDataset with members .txt or .json",

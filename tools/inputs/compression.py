@@ -4,7 +4,7 @@ import gzip
 import io
 import zlib
 from collections.abc import Callable
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import zstandard
 
@@ -27,7 +27,7 @@ class _ZstandardStream(io.RawIOBase):
         self._ready = memoryview(b"")
 
     @staticmethod
-    def _new_frame() -> zstandard.ZstdDecompressionObj:
+    def _new_frame() -> "zstandard.ZstdDecompressionObj":
         return zstandard.ZstdDecompressor(max_window_size=1 << 31).decompressobj()
 
     def readable(self) -> bool:
@@ -53,7 +53,8 @@ class _ZstandardStream(io.RawIOBase):
 
 
 def _open_gzip(file: BinaryIO) -> BinaryIO:
-    return io.BufferedReader(gzip.GzipFile(fileobj=file), _CHUNK_BYTES)
+    # Not behind a buffer of ours: that would lose what lies before the damage.
+    return cast("BinaryIO", gzip.GzipFile(fileobj=file))
 
 
 def _open_zstandard(file: BinaryIO) -> BinaryIO:

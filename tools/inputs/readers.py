@@ -6,28 +6,34 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from tools.inputs.compression import DAMAGE, OPENERS
-from tools.inputs.formats import FORMATS, suffix_of
+from tools.inputs.formats import FORMATS, Format, suffix_of
 from tools.inputs.records import EMPTY, NOT_A_STRING, TOO_LONG, UNREADABLE, Raw, Reading, no_field
 
 _PARQUET_ROWS = 256
 
 
-def read_raw(path: Path, file: BinaryIO, reading: Reading) -> Iterator[Raw]:
+def read_raw(path: Path, file: BinaryIO, reading: Reading, form: Format | None = None) -> Iterator[Raw]:
     """The records of one file, in order.
 
     Args:
-        path: of the file, for its type and for messages.
+        path: of the file, for messages.
         file: the same, open at its beginning; how far it was read is the reader's progress.
         reading: how to read it.
+        form: type of the file; None goes by its name.
     """
     suffix = suffix_of(path)
-    if suffix is None:
+    if form is None and suffix is None:
         raise ValueError(f"{path} is of no known type")
-    if not file.read(1):
+    content, compression = form or FORMATS[str(suffix)]
+    try:
+        empty = not file.read(1)
+        file.seek(0)
+    except OSError as error:
+        yield Raw(str(path), fault=f"{UNREADABLE} ({error.strerror})")
+        return
+    if empty:
         yield Raw(str(path), fault=EMPTY)
         return
-    file.seek(0)
-    content, compression = FORMATS[suffix]
     yield from _READERS[content](path, OPENERS[compression](file), reading)
 
 
