@@ -1,15 +1,16 @@
 """The folder of a data set, on disk or remote: it gives a verified local file for each name in the manifest."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
 from pretrain.data.cache import Cache, Lease
 from pretrain.data.prefetch import Prefetcher
-from pretrain.data.sources import Source
-from pretrain.data.transfer import RemoteFile
-from pretrain.data.urls import require_plain_name
+from pretrain.data.sources import Source, open_source
+from pretrain.data.transfer import Patience, RemoteFile, read_whole
+from pretrain.data.urls import require_plain_name, split_url
 from pretrain.errors import UserError
 
 
@@ -28,6 +29,36 @@ class Entry:
     sha256: str
     size: int | None
     at_most: int
+
+
+@dataclass(frozen=True)
+class Access:
+    """How this process reaches remote folders. Nothing is made on disk before the first of them is opened.
+
+    Attributes:
+        cache_dir: see ``data.cache_dir``.
+        cache_bytes: see ``data.cache_gb``.
+        patience: see ``data.source_timeout_minutes``.
+    """
+
+    cache_dir: Path = Path("~/.cache/sphere-pretrain")
+    cache_bytes: int = 100 * 10**9
+    patience: Patience = field(default_factory=lambda: Patience(600))
+
+    @cached_property
+    def cache(self) -> Cache:
+        """The node's cache; UserError when it cannot be written."""
+        return Cache(self.cache_dir.expanduser(), self.cache_bytes, self.patience)
+
+    def read(self, url: str, at_most: int) -> tuple[bytes, "RemoteFolder"]:
+        """A small remote file and its folder; UserError when it cannot be had or is longer than ``at_most`` bytes."""
+        place, name = split_url(url)
+        source = open_source(place, self.patience.read_timeout)
+        return read_whole(source, name, at_most, self.patience), RemoteFolder(source, self.cache)
+
+    def close(self) -> None:
+        """Have nobody wait for a source any longer; what is on its way is taken up by the next run."""
+        self.patience.ended.set()
 
 
 class Folder(Protocol):

@@ -7,8 +7,8 @@ from pretrain.data.cache import Cache
 from pretrain.data.transfer import RemoteFile
 from pretrain.errors import UserError
 
-# One connection to an object store gives some 50 to 100 MB/s.
-THREADS = 4
+# One connection to an object store gives some 50 to 100 MB/s, and each process of a node has these.
+THREADS = 2
 
 
 class Prefetcher:

@@ -4,9 +4,10 @@ import hashlib
 import os
 import random
 import sys
+import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import FileIO
 
 from pretrain.data.sources import RefusedError, Source, TransientError
@@ -25,9 +26,11 @@ class Patience:
 
     Attributes:
         timeout: seconds without a new byte after which a file is given up.
+        ended: once set, nobody waits any more; so a process that ends does not hang on a source.
     """
 
     timeout: float
+    ended: threading.Event = field(default_factory=threading.Event, compare=False)
 
     @property
     def read_timeout(self) -> float:
@@ -62,7 +65,7 @@ class Waiting:
             reason: what went wrong.
 
         Raises:
-            RefusedError: ``patience.timeout`` has passed without a new byte.
+            RefusedError: ``patience.timeout`` has passed without a new byte, or nobody waits any more.
         """
         if reached > self._furthest:
             self._furthest = reached
@@ -79,7 +82,8 @@ class Waiting:
             print(f"warning: {self._about}: still trying ({reason})", file=sys.stderr, flush=True)
         longest = min(_LONGEST_PAUSE, self._patience.timeout / 8)
         pause = min(longest, _FIRST_PAUSE * 2 ** min(self._tries - 1, 10))
-        time.sleep(min(left, pause * _JITTER.uniform(0.5, 1.0)))
+        if self._patience.ended.wait(min(left, pause * _JITTER.uniform(0.5, 1.0))):
+            raise RefusedError(f"{self._about}: not fetched, as the run is ending ({reason})")
 
 
 @dataclass(frozen=True)
