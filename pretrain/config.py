@@ -31,9 +31,18 @@ class RunSettings(Section):
 
 
 class DataSettings(Section):
-    """``manifest`` names the manifest.json of a shard folder."""
+    """``manifest`` names the manifest.json of a shard folder.
+
+    ``separate_documents`` makes every document of a sample a sequence of its own: its tokens attend to no other
+    document's, and its positions begin at 0. Off, as in GPT-3 (arXiv 2005.14165) and most pretraining since, the model
+    sees a sample as one text and learns what the end-of-document token means. Llama 3 (arXiv 2407.21783) found little
+    effect in standard pretraining, but an important one at very long sequences. Either way the loss is the mean over
+    all tokens, that of the token behind an end of document included. On the CPU, and on a GPU in fp32 or with
+    model.dropout, it costs one attention call for each length of document in a micro batch, else one for all.
+    """
 
     manifest: Path
+    separate_documents: bool = False
 
 
 class ZeroSettings(Section):

@@ -9,6 +9,8 @@ from pretrain.errors import UserError
 
 # What may differ without changing what is computed.
 _FREE_MODEL_SETTINGS = {"model.recompute", "model.residual.save"}
+# What decides, beside the model's settings, what is computed from which tokens.
+_FIXED_SETTINGS = {"train.seed", "data.separate_documents"}
 
 
 def check_resume(config: Config, manifest: Manifest, checkpoint: Path, record: dict[str, Any]) -> None:
@@ -22,7 +24,7 @@ def check_resume(config: Config, manifest: Manifest, checkpoint: Path, record: d
     saved, now = _flat(record["config"]), _flat(config.model_dump(mode="json"))
     saved["model.vocab_size"], now["model.vocab_size"] = record["vocab_size"], vocabulary(config, manifest)
     for name, value in now.items():
-        fixed = name == "train.seed" or (name.startswith("model.") and name not in _FREE_MODEL_SETTINGS)
+        fixed = name in _FIXED_SETTINGS or (name.startswith("model.") and name not in _FREE_MODEL_SETTINGS)
         # A setting that the checkpoint does not know is newer than it, and its default changes nothing.
         if fixed and name in saved and saved[name] != value:
             raise UserError(

@@ -92,7 +92,8 @@ def train_from(config: Config, start: Start, place: Place) -> None:
         place.dp_rank,
         place.dp_size,
     )
-    engine = Engine(config, model, manifest.token_counts.tolist(), place)
+    eod_id = manifest.eod_id if config.data.separate_documents else None
+    engine = Engine(config, model, manifest.token_counts.tolist(), place, eod_id)
     if start.checkpoint:
         saving.load(engine, start.checkpoint, vocab_size, start.record)
     board = Board(config.run.dir / "tensorboard", state.step, place.global_rank)

@@ -48,6 +48,7 @@ def test_what_may_change(manifest: Path, override: str) -> None:
         ("model.residual.alpha=2", "model.residual.alpha=2.0, but run/checkpoints/step-00000010 was saved with 1.0"),
         ("model.residual.clamp=none", "model.residual.clamp=none"),
         ("model.sequence_length=128", "model.sequence_length=128"),
+        ("data.separate_documents=true", "data.separate_documents=True, but run/checkpoints/step-00000010 was saved"),
         ("train.seed=1", "train.seed=1, but run/checkpoints/step-00000010 was saved with 1234"),
     ],
 )
