@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -16,7 +17,7 @@ from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from tests.pretrain.data.small import ODD_TEXTS, SEQUENCE_LENGTH, layout, real_texts, write_documents
 from tools.documents import is_validation
-from tools.shards import build, main
+from tools.shards import Building, build, main
 
 TEXTS = real_texts(24) + ODD_TEXTS
 
@@ -35,7 +36,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_same_documents_give_the_same_bytes(manifest: Manifest, tmp_path: Path) -> None:
-    rebuild(manifest, tmp_path / "again", "--threads", "2")
+    rebuild(manifest, tmp_path / "again", "--workers", "2")
     assert contents(tmp_path / "again") == contents(manifest.directory)
 
 
@@ -127,8 +128,8 @@ def test_shards_without_a_manifest_are_not_overwritten_unasked(own_copy: Path, m
     with pytest.raises(UserError) as error:
         rebuild(manifest, own_copy)
     assert str(error.value) == (
-        f"{own_copy} holds shards such as small-train-000000.idx but no manifest, perhaps of a build that was "
-        "interrupted: choose another --out, or replace them by --force"
+        f"{own_copy} holds shards such as small-train-000000.idx but no manifest: "
+        "choose another --out, or replace them by --force"
     )
     assert contents(own_copy) == before
     rebuild(manifest, own_copy, "--force")
@@ -160,8 +161,15 @@ def test_bad_lines_are_named_and_the_rest_is_built(manifest: Manifest, tmp_path:
     lines = documents.read_bytes().splitlines(keepends=True)
     documents.write_bytes(b"".join([lines[0], b"{\n", *lines[1:], b"\n"]))
     out = tmp_path / "out"
-    built = build([documents], manifest.tokenizer_file, out, layout(), 0.2, threads=1, force=False)
-    assert built.fingerprint == manifest.fingerprint
+    built = build(
+        Building(
+            inputs=[documents], tokenizer=manifest.tokenizer_file, out=out, layout=layout(), validation_fraction=0.2
+        )
+    )
+    assert built.splits == manifest.splits
+    assert built.statistics == dataclasses.replace(
+        manifest.statistics, records=manifest.statistics.records + 2, dropped={"broken JSON": 1, "empty": 1}
+    )
     assert (out / "small.dropped.txt").read_text().splitlines() == [
         f"{documents}:2: broken JSON",
         f"{documents}:{len(TEXTS) + 2}: empty",
@@ -258,7 +266,7 @@ def test_the_command_line_tells_a_mistake_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--name", "a.b"], ["--sequence-length", "0"], ["--validation-fraction", "1"], ["--threads", "two"]]
+    "wrong", [["--name", "a.b"], ["--sequence-length", "0"], ["--validation-fraction", "1"], ["--workers", "two"]]
 )
 def test_wrong_arguments_are_refused_by_the_parser(manifest: Manifest, tmp_path: Path, wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
