@@ -30,8 +30,29 @@ class RunSettings(Section):
     dir: Path
 
 
+class DatasetSettings(Section):
+    """One data set of a mixture.
+
+    ``manifest`` names its manifest.json; ``weight`` over the sum of all weights is its part of the samples; after
+    ``max_epochs`` of the whole run it leaves the mixture. ``name`` stands in curves and messages; left out, it is the
+    one in the manifest.
+    """
+
+    manifest: Path
+    weight: float = Field(default=1.0, gt=0, strict=True)
+    max_epochs: int | None = Field(default=None, gt=0, strict=True)
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,40}$")
+
+
 class DataSettings(Section):
-    """``manifest`` names the manifest.json of a shard folder.
+    """``manifest`` names the manifest.json of a shard folder; for a mixture, ``datasets`` lists several instead.
+
+    ``on_change`` says what happens when a run goes on with other data sets, weights or ``max_epochs`` than its
+    checkpoint was trained on: ``refuse``, or ``new_stage``, which goes on with the new mixture from there, each data
+    set where it stood.
+
+    A damaged sample is masked; more than ``max_bad_samples`` of them in a million consumed samples, the first million
+    counting as a whole, end the run at its next log step. 0 ends it at the first.
 
     ``separate_documents`` makes every document of a sample a sequence of its own: its tokens attend to no other
     document's, and its positions begin at 0. Off, as in GPT-3 (arXiv 2005.14165) and most pretraining since, the model
@@ -41,7 +62,10 @@ class DataSettings(Section):
     model.dropout, it costs one attention call for each length of document in a micro batch, else one for all.
     """
 
-    manifest: Path
+    manifest: Path | None = None
+    datasets: tuple[DatasetSettings, ...] = ()
+    on_change: Literal["refuse", "new_stage"] = "refuse"
+    max_bad_samples: int = Field(default=10, ge=0)
     separate_documents: bool = False
 
 
@@ -278,12 +302,17 @@ def _first_fault(error: ValidationError, types: dict[str, Any]) -> tuple[str, st
             break
         name += f"{part}."
     name = name.rstrip(".")
+    depth = name.count(".") + 1
+    inner = first["loc"][depth:]
+    # Within a list of sections the place matters; elsewhere what follows are branches of a union.
+    full = ".".join([name, *map(str, inner)]) if inner and isinstance(inner[0], int) else name
     if first["type"] in ("missing", "missing_keyword_only_argument"):
         missing = ".".join(str(part) for part in first["loc"])
         if _is_section(types.get(missing)):
             return missing, f"the section {missing} is missing"
+        if full != name:
+            return name, f"{missing} is missing; give it in {name}"
         return missing, f"{missing} is missing; give it in the file or as {missing}=VALUE"
-    depth = name.count(".") + 1
     same = [fault["msg"] for fault in faults if fault["loc"][:depth] == first["loc"][:depth]]
-    wishes = " or ".join(message[0].lower() + message[1:] for message in same)
-    return name, f"{name}={first['input']!r}: {wishes}"
+    wishes = " or ".join(message[0].lower() + message[1:] for message in (same if full == name else [first["msg"]]))
+    return name, f"{full}={first['input']!r}: {wishes}"

@@ -22,6 +22,7 @@ from pretrain.checkpoint.weights import count_parameters, load_weights
 from pretrain.config import Config
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.datasets import named
 from pretrain.errors import UserError
 from pretrain.launch import read_launch
 from pretrain.monitor.geometry_table import LEGEND, geometry_rows, geometry_table
@@ -151,7 +152,7 @@ def described(facts: dict[str, Any], record: dict[str, Any], config: Config) -> 
         "parameters": f"{facts['parameters']:,}",
         "saved in": f"tp {layout.tp}{', sequence parallel' if layout.sp else ''}, pp {layout.pp}, "
         f"ZeRO-{config.zero.stage}, {config.train.precision}",
-        "data": f"{config.data.manifest}, fingerprint {record['data_fingerprint'][:12]}",
+        "data": ", ".join(f"{name}, fingerprint {found[:12]}" for name, found in record["datasets"].items()),
         "versions": ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items()),
         "git revision": str(record.get("git_revision")),
         "files": f"{len(files)}, {sum(files.values()):,} bytes, the largest {largest} of {files[largest]:,}",
@@ -170,19 +171,21 @@ def _plain(value: Any) -> str:
 
 
 def find_manifest(config: Config, record: dict[str, Any], moved_to: Path | None) -> Manifest:
-    """The run's manifest, at ``moved_to`` if given.
+    """A manifest of the run's data, at ``moved_to`` if given, else its first data set's.
 
     Raises:
         UserError: it is not there, damaged, or another data set's.
     """
-    path = moved_to or config.data.manifest
+    path = moved_to or named(config.data)[0].manifest
     if moved_to is None and not path.exists():
         raise UserError(f"the run's data.manifest={path} does not exist here; say where it is by --manifest PATH")
     manifest = load_manifest(path)
-    if manifest.fingerprint != record["data_fingerprint"]:
+    trained_on = list(record["datasets"].values())
+    if manifest.fingerprint not in trained_on:
         raise UserError(
             f"{path} has fingerprint {manifest.fingerprint[:12]}, but the model was trained on "
-            f"{record['data_fingerprint'][:12]}; name the manifest of the run's own data by --manifest PATH"
+            f"{', '.join(found[:12] for found in trained_on)}; name the manifest of the run's own data by "
+            f"--manifest PATH"
         )
     return manifest
 
