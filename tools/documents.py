@@ -19,16 +19,19 @@ class Document:
     source: str
 
 
-def hash_fraction(text: str, purpose: str) -> float:
-    """A number in [0, 1) that only the text decides; equal texts fall on the same side of any threshold.
+def hash_fraction(text: str | bytes, purpose: str) -> float:
+    """A number in [0, 1) that only the text decides, or the bytes of tokens.
+
+    Equal texts fall on the same side of any threshold.
 
     Numbers for different purposes (at most 16 bytes long) are independent.
     """
-    digest = hashlib.blake2b(text.encode("utf-8"), digest_size=8, person=purpose.encode("ascii")).digest()
+    content = text.encode("utf-8") if isinstance(text, str) else text
+    digest = hashlib.blake2b(content, digest_size=8, person=purpose.encode("ascii")).digest()
     return (int.from_bytes(digest, "little") >> 11) / (1 << 53)
 
 
-def is_validation(text: str, fraction: float) -> bool:
+def is_validation(text: str | bytes, fraction: float) -> bool:
     """Whether a document belongs to the validation split; duplicates never lie on both sides."""
     return hash_fraction(text, "validation") < fraction
 

@@ -9,13 +9,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pretrain.data.manifest import load_manifest
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError, run_cli
 from tools.arguments import natural_int, positive_float, positive_int, proper_fraction
 from tools.documents import VALIDATION_FRACTION, default_threads
 from tools.inputs import add_input_arguments, reading_of
 from tools.shard_writer import ShardLayout
+from tools.sharding.adopt import Adoption, adopt
 from tools.sharding.build import Building, build
+from tools.sharding.megatron import GivenVocabulary, Import, import_megatron
+from tools.sharding.merge import merge
 from tools.sharding.pack import NAME
+from tools.sharding.show import show
 from tools.verify_shards import find_faults
 
 __all__ = ["Building", "build", "main"]
@@ -102,7 +107,54 @@ def _parser() -> argparse.ArgumentParser:
     )
     command = commands.add_parser("verify", help="compare every byte with the manifest")
     command.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
+    command = commands.add_parser("inspect", help="show what is in a data set")
+    command.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
+    command.add_argument("--samples", type=natural_int, default=2, metavar="N", help="of each split (default: 2)")
+    command = commands.add_parser("merge", help="several data sets of one tokenizer and length as one")
+    command.add_argument("manifests", type=Path, nargs="+", metavar="MANIFEST", help="data sets, in this order")
+    command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the new data set")
+    command.add_argument("--name", type=_dataset_name, default="data", help="of the data set (default: data)")
+    command.add_argument("--copy", action="store_true", help="copy the tars (default: hard links where possible)")
+    _add_import(commands.add_parser("import-megatron", help="shards from Megatron's .bin and .idx"))
+    _add_index(commands.add_parser("index", help="side indices and a manifest for token shards that others wrote"))
     return parser
+
+
+def _add_vocabulary_arguments(command: argparse.ArgumentParser) -> None:
+    """The vocabulary of tokens that came from elsewhere."""
+    command.add_argument("--tokenizer", type=Path, metavar="M", help="their sentencepiece model, if that is what it is")
+    command.add_argument("--vocab-size", type=positive_int, metavar="N", help="without --tokenizer: of their tokenizer")
+    command.add_argument("--eod-id", type=natural_int, metavar="N", help="token that ends documents")
+
+
+def _vocabulary_of(options: argparse.Namespace) -> GivenVocabulary | Tokenizer:
+    if options.tokenizer is not None:
+        if options.vocab_size is not None:
+            raise UserError("--vocab-size and --tokenizer exclude each other: the model knows its size")
+        return Tokenizer(options.tokenizer, options.eod_id)
+    if options.vocab_size is None or options.eod_id is None:
+        raise UserError("give --tokenizer, or both --vocab-size and --eod-id")
+    if options.eod_id >= options.vocab_size:
+        raise UserError(f"--eod-id {options.eod_id} is outside the vocabulary of {options.vocab_size}")
+    return GivenVocabulary(options.vocab_size, options.eod_id)
+
+
+def _add_import(command: argparse.ArgumentParser) -> None:
+    command.add_argument("prefix", type=Path, metavar="PREFIX", help="path of both files without .bin and .idx")
+    _add_vocabulary_arguments(command)
+    _add_target_arguments(command)
+    command.add_argument("--strict", action="store_true", help="stop at the first bad document (default: drop, count)")
+
+
+def _add_index(command: argparse.ArgumentParser) -> None:
+    command.add_argument("folder", type=Path, metavar="FOLDER", help="of tars with members .npy of tokens")
+    _add_vocabulary_arguments(command)
+    command.add_argument("--out", type=Path, metavar="DIR", help="where to put links, indices and manifest (in FOLDER)")
+    command.add_argument("--name", type=_dataset_name, default="data", help="of the data set (default: data)")
+    command.add_argument(
+        "--validation", nargs="+", default=[], metavar="GLOB", help="names of the tars held out (default: none)"
+    )
+    command.add_argument("--member", default=".npy", metavar="END", help="of the names of members (default: .npy)")
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -124,9 +176,46 @@ def _build(options: argparse.Namespace) -> None:
     )
 
 
+def _merge(options: argparse.Namespace) -> None:
+    merge(options.manifests, options.out, options.name, options.copy)
+
+
+def _import(options: argparse.Namespace) -> None:
+    import_megatron(
+        Import(
+            prefix=options.prefix,
+            vocabulary=_vocabulary_of(options),
+            out=options.out,
+            layout=_layout_of(options),
+            validation_fraction=options.validation_fraction,
+            deduplicate=options.deduplicate,
+            strict=options.strict,
+            force=options.force,
+            save_seconds=options.save_every,
+        )
+    )
+
+
+def _index(options: argparse.Namespace) -> None:
+    adopt(
+        Adoption(
+            folder=options.folder,
+            out=options.out,
+            vocabulary=_vocabulary_of(options),
+            validation=options.validation,
+            extension=options.member,
+            name=options.name,
+        )
+    )
+
+
 _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "build": _build,
     "verify": lambda options: verify(options.manifest),
+    "inspect": lambda options: show(options.manifest, options.samples),
+    "merge": _merge,
+    "import-megatron": _import,
+    "index": _index,
 }
 
 

@@ -2,15 +2,17 @@
 
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from pretrain.data.files import sha256_of_file
 from pretrain.data.manifest import Manifest, Shard, Split
-from pretrain.data.shard_index import check_header, index_path, load_index
+from pretrain.data.shard_index import ShardIndex, check_header, index_path, load_index
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
+from tools.sharding.scan import array_members
 
 
 def find_faults(manifest: Manifest) -> Iterator[str]:
@@ -27,10 +29,13 @@ def _tokenizer_faults(manifest: Manifest) -> Iterator[str]:
     if sha256_of_file(manifest.tokenizer_file) != manifest.tokenizer_sha256:
         yield f"{name}: its sha256 is not the manifest's"
         return
-    tokenizer = Tokenizer(manifest.tokenizer_file)
-    for key in ("vocab_size", "eod_id"):
-        if getattr(tokenizer, key) != getattr(manifest, key):
-            yield f"{name}: {key} {getattr(tokenizer, key)}, the manifest says {getattr(manifest, key)}"
+    try:
+        tokenizer = Tokenizer(manifest.tokenizer_file, manifest.eod_id)
+    except UserError as error:
+        yield str(error)
+        return
+    if tokenizer.vocab_size != manifest.vocab_size:
+        yield f"{name}: vocab_size {tokenizer.vocab_size}, the manifest says {manifest.vocab_size}"
 
 
 def _split_faults(manifest: Manifest, name: str, split: Split) -> Iterator[str]:
@@ -77,8 +82,23 @@ def _shard_faults(manifest: Manifest, shard: Shard, counts: npt.NDArray[np.int64
                 located = True
                 yield f"member {member}: {fault}"
             first += rows
+    yield from _member_faults(tar, index)
     if not located and sha256_of_file(tar) != shard.sha256:
         yield "its sha256 is not the manifest's, though the samples are sound (a tar header, padding or the manifest)"
+
+
+def _member_faults(tar: Path, index: ShardIndex) -> Iterator[str]:
+    """How the members of a tar are not those that its index tells of."""
+    expected = list(zip(index.offsets.tolist(), index.rows.tolist(), strict=True))
+    try:
+        found = [(member.offset, member.rows) for member in array_members(tar)]
+    except UserError as error:
+        yield str(error)
+        return
+    # Foreign tars may have arrays beside the tokens.
+    if not set(expected) <= set(found):
+        wrong = next(number for number, place in enumerate(expected) if place not in set(found))
+        yield f"member {wrong} of its index is none of the tar's"
 
 
 def _member_fault(
