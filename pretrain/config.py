@@ -7,15 +7,23 @@ Everything here works on the text alone. Rules that relate several settings, the
 import dataclasses
 import difflib
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
 from megatron_ext.schemes import with_defaults
 from megatron_ext.settings import ModelSettings, ParallelSettings
 from pretrain.errors import UserError
 from pretrain.recipe import fill_optimizer
+from pretrain.redaction import redact
+
+# A path or a URL; what is recorded of it holds no password and no token.
+DataPlace = Annotated[
+    str,
+    BeforeValidator(lambda place: str(place) if isinstance(place, Path) else place),
+    PlainSerializer(redact),
+]
 
 
 class Section(BaseModel):
@@ -33,12 +41,12 @@ class RunSettings(Section):
 class DatasetSettings(Section):
     """One data set of a mixture.
 
-    ``manifest`` names its manifest.json; ``weight`` over the sum of all weights is its part of the samples; after
-    ``max_epochs`` of the whole run it leaves the mixture. ``name`` stands in curves and messages; left out, it is the
-    one in the manifest.
+    ``manifest`` names its manifest.json, as ``data.manifest`` does; ``weight`` over the sum of all weights is its part
+    of the samples; after ``max_epochs`` of the whole run it leaves the mixture. ``name`` stands in curves and messages;
+    left out, it is the one in the manifest.
     """
 
-    manifest: Path
+    manifest: DataPlace
     weight: float = Field(default=1.0, gt=0, strict=True)
     max_epochs: int | None = Field(default=None, gt=0, strict=True)
     name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,40}$")
@@ -46,6 +54,12 @@ class DatasetSettings(Section):
 
 class DataSettings(Section):
     """``manifest`` names the manifest.json of a shard folder; for a mixture, ``datasets`` lists several instead.
+
+    A manifest is a path or a URL: file, http, https (``https://user:password@host/...`` and ``...?token`` are sent with
+    every file and shown nowhere) or s3 (credentials and endpoint as for any AWS program). Files of remote data sets are
+    kept, verified, in ``cache_dir``, a folder on a disk of each node that its processes and runs share, up to
+    ``cache_gb`` (10^9 bytes); what is in use stays. A file of which no byte arrives for ``source_timeout_minutes`` ends
+    the run.
 
     ``on_change`` says what happens when a run goes on with other data sets, weights or ``max_epochs`` than its
     checkpoint was trained on: ``refuse``, or ``new_stage``, which goes on with the new mixture from there, each data
@@ -62,11 +76,14 @@ class DataSettings(Section):
     model.dropout, it costs one attention call for each length of document in a micro batch, else one for all.
     """
 
-    manifest: Path | None = None
+    manifest: DataPlace | None = None
     datasets: tuple[DatasetSettings, ...] = ()
     on_change: Literal["refuse", "new_stage"] = "refuse"
     max_bad_samples: int = Field(default=10, ge=0)
     separate_documents: bool = False
+    cache_dir: Path = Path("~/.cache/sphere-pretrain")
+    cache_gb: float = Field(default=100.0, gt=0)
+    source_timeout_minutes: float = Field(default=10.0, gt=0)
 
 
 class ZeroSettings(Section):

@@ -7,8 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain.config import DatasetSettings, DataSettings
+from pretrain.data.folder import Access
 from pretrain.data.manifest import Manifest, canonical_json, load_manifest
 from pretrain.data.mixture import Share
+from pretrain.data.order import BLOCK_SAMPLES
+from pretrain.data.shard_index import entries
+from pretrain.data.transfer import Patience
+from pretrain.data.window import Window, window
+from pretrain.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,13 @@ class Dataset:
         """Training samples of an epoch at this sequence length."""
         return self.manifest.split("train").samples * (self.manifest.sequence_length // sequence_length)
 
+    def window(self, sequence_length: int) -> Window:
+        """What a block of the order touches at most."""
+        shards = self.manifest.split("train").shards
+        parts = self.manifest.sequence_length // sequence_length
+        sizes = [sum(entry.at_most for entry in entries(shard)) for shard in shards]
+        return window([shard.samples * parts for shard in shards], sizes, BLOCK_SAMPLES)
+
 
 def named(settings: DataSettings) -> list[DatasetSettings]:
     """The data sets that the settings name, also in their simple form."""
@@ -39,9 +52,34 @@ def named(settings: DataSettings) -> list[DatasetSettings]:
     return list(settings.datasets)
 
 
-def load_datasets(settings: DataSettings) -> list[Dataset]:
-    """Read the manifests of all data sets; UserError when one cannot be used."""
-    loaded = [(given, load_manifest(given.manifest)) for given in named(settings)]
+def access(settings: DataSettings) -> Access:
+    """How the settings have remote data sets reached."""
+    return Access(settings.cache_dir, int(settings.cache_gb * 1e9), Patience(60 * settings.source_timeout_minutes))
+
+
+def require_room(datasets: Sequence[Dataset], settings: DataSettings, sequence_length: int) -> None:
+    """See that the cache holds what the run reads at a time; else it would fetch the same shards over and over.
+
+    Raises:
+        UserError: it does not.
+    """
+    remote = [dataset for dataset in datasets if not dataset.manifest.folder.is_local]
+    needed = sum(dataset.window(sequence_length).cache_bytes for dataset in remote)
+    if needed > settings.cache_gb * 1e9:
+        raise UserError(
+            f"data.cache_gb={settings.cache_gb:g} does not hold the shards that are read at a time "
+            f"({needed / 1e9:.3g} GB); raise it to at least {needed * 1.05 / 1e9:.3g}"
+        )
+
+
+def load_datasets(settings: DataSettings, reached: Access | None = None) -> list[Dataset]:
+    """Read the manifests of all data sets, by the settings' own access if none is given.
+
+    Raises:
+        UserError: one cannot be used.
+    """
+    reached = reached or access(settings)
+    loaded = [(given, load_manifest(given.manifest, reached)) for given in named(settings)]
     return [
         Dataset(given.name or manifest.name, manifest, given.weight, given.max_epochs) for given, manifest in loaded
     ]

@@ -15,6 +15,7 @@ from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
 from pretrain.schedule import is_due
 from pretrain.state import TrainState
+from pretrain.together import Together, do_together
 
 
 def needs_tokens(config: Config, place: Place) -> bool:
@@ -41,8 +42,17 @@ def agree(rows: Rows, place: Place) -> torch.Tensor:
 class Feed:
     """What the training loop eats. As a callback it keeps count of bad samples, and stops the run at too many."""
 
-    def __init__(self, config: Config, batches: TrainingBatches, ahead: ReadAhead, board: Board, place: Place) -> None:
-        """Feed ``batches``, read by ``ahead``, to this rank."""
+    def __init__(
+        self,
+        config: Config,
+        batches: TrainingBatches,
+        ahead: ReadAhead,
+        board: Board,
+        place: Place,
+        together: Together | None,
+    ) -> None:
+        """Feed ``batches``, read by ``ahead``, to this rank; ``together`` where reading may fail on one rank alone."""
+        self._together = together
         self._batches = batches
         self._ahead = ahead
         self._board = board
@@ -53,11 +63,16 @@ class Feed:
         self._bad = torch.zeros((), dtype=torch.int64, device=place.device)
 
     def fetch(self, state: TrainState) -> list[MicroBatch]:
-        """This rank's micro batches of the step that follows ``state``; collective."""
+        """This rank's micro batches of the step that follows ``state``; collective.
+
+        Raises:
+            UserError: a remote shard cannot be had; SharedError where there are several ranks.
+        """
         size = self._batches.global_batch
         draws = state.data.draws(state.consumed_samples, size)
         last = state.step + 1 >= self._steps
-        rows = self._ahead.take(draws, None if last else state.data.draws(state.consumed_samples + size, size))
+        following = None if last else state.data.draws(state.consumed_samples + size, size)
+        rows = do_together(self._together, lambda: self._ahead.take(draws, following))
         sound = agree(rows, self._place)
         self._bad += (~sound).sum().to(self._place.device)
         return micro_batches(torch.from_numpy(rows.tokens), sound, self._batches.micro_batch)

@@ -22,6 +22,7 @@ from pretrain.checkpoint.weights import count_parameters, load_weights
 from pretrain.config import Config
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.data.urls import is_remote, local_path
 from pretrain.datasets import named
 from pretrain.errors import UserError
 from pretrain.launch import read_launch
@@ -47,7 +48,7 @@ class Inspection:
     path: Path
     text: Path | None
     sequences: int
-    manifest: Path | None
+    manifest: str | None
     as_json: bool
 
 
@@ -170,14 +171,14 @@ def _plain(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def find_manifest(config: Config, record: dict[str, Any], moved_to: Path | None) -> Manifest:
+def find_manifest(config: Config, record: dict[str, Any], moved_to: str | None) -> Manifest:
     """A manifest of the run's data, at ``moved_to`` if given, else its first data set's.
 
     Raises:
         UserError: it is not there, damaged, or another data set's.
     """
     path = moved_to or named(config.data)[0].manifest
-    if moved_to is None and not path.exists():
+    if moved_to is None and not is_remote(path) and not local_path(path).exists():
         raise UserError(f"the run's data.manifest={path} does not exist here; say where it is by --manifest PATH")
     manifest = load_manifest(path)
     trained_on = list(record["datasets"].values())

@@ -226,12 +226,12 @@ def sequence_fits_shards(config: Config, datasets: Sequence[Dataset]) -> str | N
         stored = manifest.sequence_length
         if sequence > stored:
             return (
-                f"model.sequence_length={sequence} is longer than the shards' {stored} in {manifest.directory}; "
+                f"model.sequence_length={sequence} is longer than the shards' {stored} in {manifest.folder.where}; "
                 f"lower it or build shards with --sequence-length {sequence}"
             )
         if stored % sequence:
             return (
-                f"model.sequence_length={sequence} does not divide the shards' {stored} in {manifest.directory}; "
+                f"model.sequence_length={sequence} does not divide the shards' {stored} in {manifest.folder.where}; "
                 f"use a divisor or build shards with --sequence-length {sequence}"
             )
     return None
@@ -283,7 +283,7 @@ def vocabulary_fits_tokenizer(config: Config, datasets: Sequence[Dataset]) -> st
     if vocab is not None and vocab < manifest.vocab_size:
         return (
             f"model.vocab_size={vocab} is smaller than the tokenizer's {manifest.vocab_size} in "
-            f"{manifest.directory}; raise it or leave it out"
+            f"{manifest.folder.where}; raise it or leave it out"
         )
     return None
 
@@ -291,7 +291,7 @@ def vocabulary_fits_tokenizer(config: Config, datasets: Sequence[Dataset]) -> st
 def validation_has_samples(config: Config, datasets: Sequence[Dataset]) -> str | None:
     """A run that validates has held-out samples."""
     if config.validation.every and not any("validation" in dataset.manifest.splits for dataset in datasets):
-        where = ", ".join(str(dataset.manifest.directory) for dataset in datasets)
+        where = ", ".join(dataset.manifest.folder.where for dataset in datasets)
         return f"{where} has no validation split; set validation.every=0 or build shards with one"
     return None
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,12 @@ from pretrain.checkpoint.callback import Saver
 from pretrain.config import Config, dump_config, with_scheme_defaults
 from pretrain.data.ahead import ReadAhead
 from pretrain.data.batches import Source, TrainingBatches, ValidationBatches, micro_batches
+from pretrain.data.folder import Access
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import MAX_OPEN_SHARDS, ShardReader
 from pretrain.data.shard_index import check_files
-from pretrain.datasets import Dataset, load_datasets, token_counts
+from pretrain.datasets import Dataset, access, load_datasets, require_room, token_counts
 from pretrain.engine import Engine
 from pretrain.errors import SharedError
 from pretrain.evaluate import HeldOut, Validation
@@ -35,6 +36,7 @@ from pretrain.recipe import advice
 from pretrain.resume import changed_settings, check_resume, go_on_with_data, vocabulary
 from pretrain.rules import check_config, check_data, check_layout
 from pretrain.state import TrainState
+from pretrain.together import Together, do_together
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Start:
     state: TrainState
     checkpoint: Path | None
     record: dict[str, Any]
+    access: Access
 
 
 def run_training(config: Config, launch: Launch) -> None:
@@ -72,8 +75,10 @@ def run_training(config: Config, launch: Launch) -> None:
 
 def find_start(config: Config) -> Start:
     """Read the manifests and the newest complete checkpoint, and check them against the settings."""
-    datasets = load_datasets(config.data)
+    reached = access(config.data)
+    datasets = load_datasets(config.data, reached)
     check_data(config, datasets)
+    require_room(datasets, config.data, config.model.sequence_length)
     for dataset in datasets:
         check_files(dataset.manifest)
     checkpoint = store.newest(store.checkpoint_folder(config.run.dir))
@@ -83,7 +88,7 @@ def find_start(config: Config) -> Start:
         check_resume(config, datasets, checkpoint, record)
         state = TrainState.from_dict(record["state"])
     mixture = go_on_with_data(config, datasets, state, checkpoint)
-    return Start(datasets, mixture, state, checkpoint, record)
+    return Start(datasets, mixture, state, checkpoint, record, reached)
 
 
 def train_from(config: Config, start: Start, place: Place) -> None:
@@ -97,11 +102,16 @@ def train_from(config: Config, start: Start, place: Place) -> None:
         saving.load(engine, start.checkpoint, vocab_size, start.record)
     board = Board(config.run.dir / "tensorboard", state.step, place.global_rank)
     batches = _training_batches(config, start, place)
-    with ReadAhead(batches.read if needs_tokens(config, place) else batches.stand_in) as ahead:
-        feed = Feed(config, batches, ahead, board, place)
+    together = _together(config, datasets, place)
+    # Closed before the thread that reads ahead is waited for, which may itself wait for a source.
+    with (
+        ReadAhead(batches.read if needs_tokens(config, place) else batches.stand_in) as ahead,
+        closing(start.access),
+    ):
+        feed = Feed(config, batches, ahead, board, place, together)
         callbacks: list[Callback] = [feed, Saver(config, datasets, engine, vocab_size)]
         if config.validation.every:
-            callbacks.insert(1, Validation(config, engine, board, _held_out(config, datasets, place)))
+            callbacks.insert(1, Validation(config, engine, board, _held_out(config, datasets, place, together)))
         _announce(config, start, engine, board)
         train(config, state, engine, feed, Metrics(config, engine, board), callbacks)
     board.close()
@@ -110,7 +120,12 @@ def train_from(config: Config, start: Start, place: Place) -> None:
 def _training_batches(config: Config, start: Start, place: Place) -> TrainingBatches:
     sources = []
     for dataset in start.datasets:
-        reader = _reader(config, dataset, "train", place, MAX_OPEN_SHARDS // len(start.datasets))
+        # What is open is kept in the cache: no more than a block needs.
+        at_a_time = dataset.window(config.model.sequence_length).shards
+        max_open = MAX_OPEN_SHARDS // len(start.datasets)
+        if not dataset.manifest.folder.is_local:
+            max_open = min(max_open, at_a_time)
+        reader = _reader(config, dataset, "train", place, max_open)
         order = SampleOrder(reader.shard_sizes, config.train.seed, start.mixture.orders[dataset.manifest.fingerprint])
         sources.append(Source(reader, order))
     train = config.train
@@ -119,7 +134,14 @@ def _training_batches(config: Config, start: Start, place: Place) -> TrainingBat
     )
 
 
-def _held_out(config: Config, datasets: Sequence[Dataset], place: Place) -> list[HeldOut]:
+def _together(config: Config, datasets: Sequence[Dataset], place: Place) -> Together | None:
+    """Where one rank alone may fail to get its samples; collective."""
+    if place.world_size == 1 or all(dataset.manifest.folder.is_local for dataset in datasets):
+        return None
+    return Together(60 * config.data.source_timeout_minutes)
+
+
+def _held_out(config: Config, datasets: Sequence[Dataset], place: Place, together: Together | None) -> list[HeldOut]:
     """This rank's micro batches of each data set's validation split; collective."""
     found = []
     for dataset in datasets:
@@ -129,7 +151,7 @@ def _held_out(config: Config, datasets: Sequence[Dataset], place: Place) -> list
         batches = ValidationBatches(
             reader, config.validation.samples, config.train.micro_batch, place.dp_rank, place.dp_size
         )
-        rows = batches.read()
+        rows = do_together(together, batches.read)
         cut = micro_batches(torch.from_numpy(rows.tokens), agree(rows, place), config.train.micro_batch)
         found.append(HeldOut(dataset.name, dataset.weight, cut))
     return found

@@ -12,6 +12,11 @@ from pretrain.errors import SharedError, UserError
 T = TypeVar("T")
 
 
+def do_together(together: "Together | None", action: Callable[[], T]) -> T:
+    """The action's result; where ``together`` is given, collective and as :meth:`Together.do` says."""
+    return action() if together is None else together.do(action)
+
+
 class Together:
     """Ends all ranks with the same line when one of them meets a UserError.
 

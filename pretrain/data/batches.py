@@ -60,6 +60,7 @@ class TrainingBatches:
                 raise ValueError(f"the order counts {len(source.order)} samples, the reader {len(source.reader)}")
         by_fingerprint = {source.reader.manifest.fingerprint: source for source in sources}
         self._sources = [by_fingerprint.get(fingerprint) for fingerprint in mixture.fingerprints]
+        self._blocks: dict[int, tuple[int, int]] = {}
         self._mixture = mixture
         self.micro_batch = micro_batch
         self.global_batch = global_batch
@@ -82,9 +83,17 @@ class TrainingBatches:
             source = self._sources[number]
             assert source is not None, "the mixture draws from a data set that has no reader"
             here = numbers == number
+            self._expect(int(number), source, int(own_draws[here].max()))
             rows = source.reader.read_rows(source.order.sample_ids(own_draws[here]))
             tokens[here], sound[here] = rows.tokens, rows.sound
         return Rows(tokens, sound)
+
+    def _expect(self, number: int, source: Source, draw: int) -> None:
+        """Where a data set's next block begins, have the shards of the one after it brought."""
+        block = source.order.block_of(draw)
+        if not source.reader.manifest.folder.is_local and self._blocks.get(number) != block:
+            self._blocks[number] = block
+            source.reader.expect(source.order.shards_from(*block))
 
 
 class ValidationBatches:

@@ -65,6 +65,14 @@ class Folder(Protocol):
     """Where the files of a data set lie."""
 
     @property
+    def is_local(self) -> bool:
+        """Whether the files are on disks of this machine, and :attr:`directory` names them."""
+
+    @property
+    def where(self) -> str:
+        """Its place for messages, without passwords and tokens."""
+
+    @property
     def directory(self) -> Path:
         """The folder on this machine's disks; UserError when it is remote."""
 
@@ -78,8 +86,14 @@ class Folder(Protocol):
             UserError: a remote file cannot be had. A local folder promises nothing: opening its files tells.
         """
 
+    def keep(self, entry: Entry) -> Path:
+        """The same for as long as this object lives."""
+
     def expect(self, entries: Sequence[Entry]) -> None:
         """Bring these files in the background, the first ones first."""
+
+    def renew(self, entry: Entry) -> None:
+        """Forget a copy of a file that turned out damaged, so that the next :meth:`hold` brings it anew."""
 
 
 @dataclass(frozen=True)
@@ -87,6 +101,12 @@ class LocalFolder:
     """A folder on a disk of this machine."""
 
     directory: Path
+    is_local = True
+
+    @property
+    def where(self) -> str:
+        """The folder's path."""
+        return str(self.directory)
 
     def describe(self, name: str) -> str:
         """The file's path."""
@@ -96,22 +116,37 @@ class LocalFolder:
         """The file where it is."""
         return Lease(self.directory / require_plain_name(entry.name))
 
+    def keep(self, entry: Entry) -> Path:
+        """The file where it is."""
+        return self.hold(entry).path
+
     def expect(self, entries: Sequence[Entry]) -> None:
         """Nothing to bring."""
+
+    def renew(self, entry: Entry) -> None:
+        """There is no other copy."""
 
 
 class RemoteFolder:
     """A folder on a server, seen through the node's cache."""
 
+    is_local = False
+
     def __init__(self, source: Source, cache: Cache) -> None:
         self._source = source
         self._cache = cache
         self._prefetcher: Prefetcher | None = None
+        self._kept: list[Lease] = []
+
+    @property
+    def where(self) -> str:
+        """The folder's URL."""
+        return self._source.describe("manifest.json").rpartition("/")[0]
 
     @property
     def directory(self) -> Path:
         """There is none; UserError."""
-        raise UserError(f"{self.describe('manifest.json')} is remote; this needs a data set on a local disk: copy it")
+        raise UserError(f"{self.where} is remote; this needs a data set on a local disk: copy it")
 
     def describe(self, name: str) -> str:
         """The file's URL without passwords and tokens."""
@@ -121,11 +156,20 @@ class RemoteFolder:
         """The file in the cache; brought there first where it is not."""
         return self._cache.fetch(self._remote(entry))
 
+    def keep(self, entry: Entry) -> Path:
+        """The same, never evicted while this object lives."""
+        self._kept.append(self.hold(entry))
+        return self._kept[-1].path
+
     def expect(self, entries: Sequence[Entry]) -> None:
         """Bring these into the cache in the background."""
         if self._prefetcher is None:
             self._prefetcher = Prefetcher(self._cache)
         self._prefetcher.aim([self._remote(entry) for entry in entries])
+
+    def renew(self, entry: Entry) -> None:
+        """Remove the file from the cache."""
+        self._cache.discard(self._remote(entry))
 
     def _remote(self, entry: Entry) -> RemoteFile:
         return RemoteFile(self._source, entry.name, entry.sha256, entry.size, entry.at_most)

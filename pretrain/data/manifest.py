@@ -1,24 +1,31 @@
 """The manifest of a data set: what its shards hold, and the fingerprint that names exactly these bytes.
 
-A data set is a folder: tar shards, one side index (:mod:`pretrain.data.shard_index`) beside each, a copy of the
-tokenizer, and ``manifest.json``, which is written last. Whoever sees a manifest sees a complete data set.
+A data set is a folder, local or remote: tar shards, one side index (:mod:`pretrain.data.shard_index`) beside each, a
+copy of the tokenizer, and ``manifest.json``, which is written last. Whoever sees a manifest sees a complete data set.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
+from pretrain.data.folder import Access, Entry, Folder, LocalFolder
+from pretrain.data.urls import is_remote, local_path, require_plain_name
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 MANIFEST_NAME = "manifest.json"
 FORMAT_VERSION = 2
+
+# More than a manifest of 100,000 shards and a vocabulary of a million, and than any tokenizer.
+_LARGEST_MANIFEST = 1 << 28
+_LARGEST_TOKENIZER = 1 << 26
 
 # In the place of a tokenizer's sha256 where the tokens came without a sentencepiece model.
 NO_TOKENIZER = "none"
@@ -121,7 +128,7 @@ class Manifest:
     """A data set that was found complete.
 
     Attributes:
-        directory: the folder of the manifest and the shards.
+        folder: of the manifest and the shards.
         name: of the data set.
         sequence_length: L; a stored sample has L + 1 tokens.
         vocab_size: real size of the tokenizer.
@@ -135,7 +142,7 @@ class Manifest:
         fingerprint: sha256 of the canonical JSON, hex; through the sha256 of each file it covers every stored byte.
     """
 
-    directory: Path
+    folder: Folder
     name: str
     sequence_length: int
     vocab_size: int
@@ -148,11 +155,16 @@ class Manifest:
     statistics: Statistics | None
     fingerprint: str
 
+    @property
+    def directory(self) -> Path:
+        """The folder, where it is on a disk; UserError where it is remote."""
+        return self.folder.directory
+
     def split(self, name: str) -> Split:
         """The split of that name; UserError when the data set has none."""
         if name not in self.splits:
             raise UserError(
-                f"data set {self.name!r} in {self.directory} has no split {name!r}; it has {sorted(self.splits)}"
+                f"data set {self.name!r} in {self.folder.where} has no split {name!r}; it has {sorted(self.splits)}"
             )
         return self.splits[name]
 
@@ -181,16 +193,17 @@ def read_json(path: Path, what: str) -> Any:
         raise UserError(f"{what} {path} is no JSON: {error}") from error
 
 
-def load_manifest(path: Path | str) -> Manifest:
-    """Read and check a manifest, named by its file or its folder; shards are checked when they are opened.
+def load_manifest(place: Path | str, access: Access | None = None) -> Manifest:
+    """Read and check a manifest, named by its file, its local folder or its URL; shards are checked when opened.
+
+    Args:
+        place: a path, or a URL of file, http, https or s3.
+        access: how remote folders are reached; None for the defaults.
 
     Raises:
         UserError: it is absent, damaged, of another format version, contradicts itself, or its tokenizer is missing.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = path / MANIFEST_NAME
-    content = read_json(path, "manifest")
+    content, folder, path = _read(str(place), access or Access())
     version = content.get("version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         raise UserError(
@@ -203,11 +216,14 @@ def load_manifest(path: Path | str) -> Manifest:
     fault = _contradiction(description)
     if fault:
         raise UserError(f"manifest {path} is damaged: {fault}")
-    tokenizer_file = path.parent / description.tokenizer_file if description.tokenizer_file is not None else None
-    if tokenizer_file is not None and not tokenizer_file.is_file():
-        raise UserError(f"tokenizer {tokenizer_file}, named in {path.name}, does not exist")
+    tokenizer_file = None
+    if description.tokenizer_file is not None:
+        entry = Entry(description.tokenizer_file, description.tokenizer_sha256, None, _LARGEST_TOKENIZER)
+        tokenizer_file = folder.keep(entry)
+        if not tokenizer_file.is_file():
+            raise UserError(f"tokenizer {tokenizer_file}, named in {MANIFEST_NAME}, does not exist")
     return Manifest(
-        directory=path.parent,
+        folder=folder,
         name=description.name,
         sequence_length=description.sequence_length,
         vocab_size=description.vocab_size,
@@ -222,12 +238,27 @@ def load_manifest(path: Path | str) -> Manifest:
     )
 
 
+def _read(place: str, access: Access) -> tuple[Any, Folder, str]:
+    """A manifest's content, its folder, and its own place for messages."""
+    if not is_remote(place):
+        path = local_path(place)
+        path = path / MANIFEST_NAME if path.is_dir() else path
+        return read_json(path, "manifest"), LocalFolder(path.parent), str(path)
+    text, folder = access.read(place, _LARGEST_MANIFEST)
+    try:
+        return json.loads(text), folder, redact(place)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"manifest {redact(place)} is no JSON: {error}") from error
+
+
 def _contradiction(description: Description) -> str | None:
     """What in a well-formed manifest cannot be true, if anything."""
     files = [shard.file for split in description.splits.values() for shard in split.shards]
     for file in (*files, description.tokenizer_file):
-        if file is not None and PurePath(file).name != file:
-            return f"{file!r} is no plain file name"
+        try:
+            require_plain_name(file or MANIFEST_NAME)
+        except UserError as error:
+            return str(error)
     if (description.tokenizer_file is None) != (description.tokenizer_sha256 == NO_TOKENIZER):
         return f"tokenizer_file {description.tokenizer_file} has sha256 {description.tokenizer_sha256}"
     if len(set(files)) != len(files):

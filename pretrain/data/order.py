@@ -56,6 +56,23 @@ class SampleOrder:
             ids[here] = self._starts[shard] + self._sizes[shard] + line - ends[place]
         return ids
 
+    def block_of(self, draw: int) -> tuple[int, int]:
+        """Epoch and block of a draw."""
+        epoch, position = divmod(draw, self._samples)
+        return epoch, position // BLOCK_SAMPLES
+
+    def shards_from(self, epoch: int, block: int) -> list[int]:
+        """The shards that a block and the one after it lie in, in the order of their need."""
+        following = (epoch, block + 1) if (block + 1) * BLOCK_SAMPLES < self._samples else (epoch + 1, 0)
+        return list(dict.fromkeys(self._shards_of_block(epoch, block) + self._shards_of_block(*following)))
+
+    def _shards_of_block(self, epoch: int, block: int) -> list[int]:
+        shards, ends = self._shards_of_epoch(epoch)
+        line = block * BLOCK_SAMPLES, min((block + 1) * BLOCK_SAMPLES, self._samples) - 1
+        first, last = np.searchsorted(ends, line, side="right")
+        part: list[int] = shards[first : last + 1].tolist()
+        return part
+
     def _permute_shards(self, epoch: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """An epoch's order of shards, and where each ends on the epoch's line of samples."""
         shards = permutation(len(self._sizes), f"shards/{self._key}/{epoch}")

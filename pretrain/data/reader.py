@@ -2,13 +2,14 @@
 
 A sample that cannot be read, or is not what was written, is read once more; then it is bad: the caller gets a row of
 end-of-document tokens in its place and is told so. A whole shard that cannot be opened is so many bad samples. Nothing
-here raises for damage, since an exception on one rank would leave the others waiting.
+here raises for damage, since an exception on one rank would leave the others waiting. A remote shard that cannot be had
+is no damage: a source that is away comes back, and its samples are sound.
 """
 
 import os
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pretrain.data.manifest import Manifest, Shard
-from pretrain.data.shard_index import check_header, index_path, load_index
+from pretrain.data.shard_index import check_header, entries, load_index
 from pretrain.errors import UserError
 
 # Each takes a descriptor for the tar and one for its mapped index: together under the usual limit of 1024 open files.
@@ -67,7 +68,7 @@ class ShardReader:
         if sequence_length < 1 or manifest.sequence_length % sequence_length:
             raise UserError(
                 f"sequence length {sequence_length} does not divide the {manifest.sequence_length} of the shards in "
-                f"{manifest.directory}: choose a divisor, or build shards with --sequence-length {sequence_length}"
+                f"{manifest.folder.where}: choose a divisor, or build shards with --sequence-length {sequence_length}"
             )
         self.manifest = manifest
         self.sequence_length = sequence_length
@@ -79,6 +80,7 @@ class ShardReader:
         self._max_open = max_open or MAX_OPEN_SHARDS
         self._report = report
         self._reported: set[str] = set()
+        self._renewed: set[int] = set()
 
     def __len__(self) -> int:
         """Samples of the split at this sequence length."""
@@ -89,6 +91,10 @@ class ShardReader:
         """Samples per shard at this sequence length, in the order of the sample ids."""
         return [shard.samples * self._parts for shard in self._shards]
 
+    def expect(self, shards: Sequence[int]) -> None:
+        """Say which shards, by their place in the split, will be read soon, the first ones first."""
+        self.manifest.folder.expect([entry for number in shards for entry in entries(self._shards[number])])
+
     def read(self, sample_id: int) -> npt.NDArray[np.int64]:
         """One sample: int64 ``[sequence_length + 1]``.
 
@@ -98,12 +104,17 @@ class ShardReader:
         """
         rows = self.read_rows(np.array([sample_id]))
         if not rows.sound[0]:
-            raise UserError(f"sample {sample_id} of {self.manifest.directory} is damaged: restore its shard")
+            raise UserError(f"sample {sample_id} of {self.manifest.folder.where} is damaged: restore its shard")
         sample: npt.NDArray[np.int64] = rows.tokens[0]
         return sample
 
     def read_rows(self, sample_ids: npt.NDArray[np.int64]) -> Rows:
-        """Samples in the order of their ids ``[n]``; IndexError when there is no such sample."""
+        """Samples in the order of their ids ``[n]``.
+
+        Raises:
+            IndexError: no such sample.
+            UserError: a remote shard cannot be had.
+        """
         if len(sample_ids) and not (sample_ids.min() >= 0 and sample_ids.max() < len(self)):
             raise IndexError(f"samples {sample_ids.min()} to {sample_ids.max()} of {len(self)}")
         stored, parts = np.divmod(sample_ids, self._parts)
@@ -130,6 +141,7 @@ class ShardReader:
         if fault is not None:
             if shard := self._open.pop(number, None):
                 shard.forget(row)
+            self._renew(number)
             fault = self._fault_of(number, row, target)
         if fault is not None and fault not in self._reported:
             self._reported.add(fault)
@@ -142,6 +154,13 @@ class ShardReader:
             return self._shard(number).read_into(target, row)
         except _DamageError as error:
             return str(error)
+
+    def _renew(self, number: int) -> None:
+        """Have the copy of a remote shard brought anew, once."""
+        if number not in self._renewed:
+            self._renewed.add(number)
+            for entry in entries(self._shards[number]):
+                self.manifest.folder.renew(entry)
 
     def _shard(self, number: int) -> "_OpenShard":
         shard = self._open.get(number)
@@ -158,14 +177,21 @@ class _OpenShard:
     """One tar, open for positional reads; closed when the last reference to it goes."""
 
     def __init__(self, manifest: Manifest, shard: Shard) -> None:
-        """Open a tar and its index; _DamageError when either is missing or not the one that the manifest describes."""
-        self._path = manifest.directory / shard.file
-        self._descriptor = _open(self._path)
+        """Open a tar and its index.
+
+        Raises:
+            _DamageError: either is missing or not the one that the manifest describes.
+            UserError: either is remote and cannot be had.
+        """
+        tar, side = entries(shard)
+        self._leases = (manifest.folder.hold(tar), manifest.folder.hold(side))
+        self._path = manifest.folder.describe(shard.file)
+        self._descriptor = _open(self._leases[0].path)
         size = os.fstat(self._descriptor).st_size
         if size != shard.bytes:
             raise _DamageError(f"shard {self._path} has {size} bytes, its manifest says {shard.bytes}")
         try:
-            index = load_index(index_path(self._path), shard.index_sha256)
+            index = load_index(self._leases[1].path, shard.index_sha256)
         except UserError as error:
             raise _DamageError(str(error)) from error
         contradiction = check_header(index.header, manifest, shard)

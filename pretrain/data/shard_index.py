@@ -15,6 +15,7 @@ import numpy.typing as npt
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from pretrain.data.files import sha256_of_file, write_atomically
+from pretrain.data.folder import Entry
 from pretrain.data.manifest import FORMAT_VERSION, Dtype, Manifest, Shard, describe_first_error
 from pretrain.errors import UserError
 
@@ -82,6 +83,16 @@ class ShardIndex:
 def index_path(tar: Path) -> Path:
     """The side index that belongs to a tar."""
     return tar.with_suffix(INDEX_SUFFIX)
+
+
+def entries(shard: Shard) -> tuple[Entry, Entry]:
+    """A shard's tar and its side index, as files of the data set's folder."""
+    # As many members as samples at worst.
+    largest_index = 2 * _LARGEST_HEADER + shard.samples * (8 + 8 + 4)
+    return (
+        Entry(shard.file, shard.sha256, shard.bytes, shard.bytes),
+        Entry(index_path(Path(shard.file)).name, shard.index_sha256, None, largest_index),
+    )
 
 
 def write_index(
@@ -175,12 +186,16 @@ def check_header(header: IndexHeader, manifest: Manifest, shard: Shard) -> str |
 def check_files(manifest: Manifest) -> None:
     """See that every file that a manifest names is there, that shards have their size and an index of their own.
 
+    What is remote is verified when it arrives, byte for byte, and not asked for before.
+
     Raises:
         UserError: naming the first that is not.
     """
     file = manifest.tokenizer_file
     if file is not None and sha256_of_file(file) != manifest.tokenizer_sha256:
         raise UserError(f"tokenizer {manifest.tokenizer_file} is not the one that the shards were built with")
+    if not manifest.folder.is_local:
+        return
     for split in manifest.splits.values():
         for shard in split.shards:
             tar = manifest.directory / shard.file

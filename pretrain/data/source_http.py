@@ -11,8 +11,9 @@ from urllib3.exceptions import HTTPError
 from urllib3.util import Timeout, make_headers
 
 from pretrain.data.sources import CHUNK_BYTES, Body, RefusedError, TransientError, failure
-from pretrain.data.urls import join_url, redact
+from pretrain.data.urls import join_url
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 _MAX_REDIRECTS = 5
 _REDIRECTS = (301, 302, 303, 307, 308)

@@ -13,8 +13,9 @@ from botocore import UNSIGNED
 from botocore.config import Config
 
 from pretrain.data.sources import CHUNK_BYTES, Body, RefusedError, TransientError, failure
-from pretrain.data.urls import join_url, redact, require_plain_name
+from pretrain.data.urls import join_url, require_plain_name
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(\d+)")
 _PASSING = (

@@ -1,15 +1,15 @@
-"""Names of places: which schemes are allowed, how a file's name joins a folder's, and what of a URL may be shown."""
+"""Names of places: which schemes are allowed, and how a file's name joins a folder's."""
 
 import re
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 REMOTE_SCHEMES = ("http", "https", "s3")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_URL_IN_TEXT = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)([^\s'\"<>|]*)")
 _UNSAFE_IN_NAME = re.compile(r"[/\\:\x00-\x1f\x7f]")
 
 
@@ -76,16 +76,3 @@ def require_plain_name(name: str) -> str:
     if not name or name in (".", "..") or _UNSAFE_IN_NAME.search(name):
         raise UserError(f"{name!r} is no plain file name")
     return name
-
-
-def redact(text: str) -> str:
-    """A text in which every URL has lost its password and its query string, where access tokens stand."""
-    return _URL_IN_TEXT.sub(lambda found: found[1] + _redact_rest(found[2]), text)
-
-
-def _redact_rest(rest: str) -> str:
-    rest, fragment, _ = rest.partition("#")
-    rest, question, _ = rest.partition("?")
-    host, slash, path = rest.partition("/")
-    _, at, host = host.rpartition("@")
-    return ("***@" if at else "") + host + slash + path + ("?***" if question else "") + ("#***" if fragment else "")

@@ -16,7 +16,9 @@ class Faults:
 
     Attributes:
         kind: ``reset``, ``truncate`` or ``stall`` after ``after_bytes`` of an answer, ``unavailable`` (503 in place
-            of an answer), ``flip`` (inverts every byte from ``after_bytes`` on) or ``none``.
+            of an answer), ``flip`` (inverts every byte from ``after_bytes`` on) or ``none``; several, joined by ``+``,
+            take turns.
+        only: requests whose head does not hold this pass.
         times: so many answers are hit, all others pass; None hits all.
         after_bytes: answers that are shorter pass.
         connections: made so far.
@@ -25,6 +27,7 @@ class Faults:
     """
 
     kind: str = "none"
+    only: bytes = b""
     times: int | None = None
     after_bytes: int = 0
     connections: int = 0
@@ -32,13 +35,18 @@ class Faults:
     requests: list[bytes] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def take(self) -> bool:
-        """Whether this answer is to be hit; counts it."""
+    def next_for(self, request: bytes) -> str:
+        """What is to go wrong with the answer to this request."""
+        kinds = self.kind.split("+")
+        spent = self.times is not None and self.hit >= self.times
+        return "none" if spent or self.only not in request else kinds[self.hit % len(kinds)]
+
+    def take(self, kind: str, request: bytes) -> bool:
+        """Whether it goes wrong so at this moment; counts it."""
         with self.lock:
-            if self.times is not None and self.hit >= self.times:
-                return False
-            self.hit += 1
-            return True
+            taken = self.next_for(request) == kind
+            self.hit += taken
+            return taken
 
 
 @contextmanager
@@ -74,13 +82,13 @@ def _serve(client: socket.socket, upstream: int, faults: Faults, closing: thread
             request = client.recv(_RECEIVE_BYTES)
             with faults.lock:
                 faults.requests.append(request)
-            if faults.kind == "unavailable" and faults.take():
+            if faults.take("unavailable", request):
                 client.sendall(_UNAVAILABLE)
                 return
             # One request a connection, so that each is seen; the header is no part of what S3 requests sign.
             server.sendall(request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
             pump.start()
-            struck = _answer(client, server, faults)
+            struck = _answer(client, server, faults, request)
             if struck == "stall":
                 closing.wait()
             if struck == "reset":
@@ -103,26 +111,22 @@ def _pump(source: socket.socket, target: socket.socket) -> None:
         return
 
 
-def _answer(client: socket.socket, server: socket.socket, faults: Faults) -> str | None:
+def _answer(client: socket.socket, server: socket.socket, faults: Faults, request: bytes) -> str:
     """Pass the answer on up to its end or the fault, whose kind is returned."""
     sent, flipping = 0, False
     while content := server.recv(_RECEIVE_BYTES):
         cut = max(0, faults.after_bytes - sent)
-        if (
-            not flipping
-            and faults.kind in ("reset", "truncate", "stall", "flip")
-            and cut < len(content)
-            and faults.take()
-        ):
-            if faults.kind != "flip":
+        if cut < len(content):
+            kind = faults.next_for(request)
+            if kind in ("reset", "truncate", "stall") and faults.take(kind, request):
                 client.sendall(content[:cut])
-                return faults.kind
-            flipping = True
+                return kind
+            flipping = flipping or (kind == "flip" and faults.take(kind, request))
         if flipping:
             content = content[:cut] + bytes(byte ^ 0xFF for byte in content[cut:])
         client.sendall(content)
         sent += len(content)
-    return None
+    return "none"
 
 
 _ERROR = b"<Error><Code>SlowDown</Code></Error>"

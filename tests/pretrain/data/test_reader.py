@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pretrain.data import reader as reader_module
+from pretrain.data.folder import LocalFolder
 from pretrain.data.manifest import Manifest
 from pretrain.data.reader import ShardReader
 from pretrain.data.tokenizer import Tokenizer
@@ -110,7 +111,7 @@ def test_large_vocabularies_are_stored_in_four_bytes(manifest: Manifest, tmp_pat
     writer.add_document(tokens)
     writer.finish()
     split = dataclasses.replace(manifest.splits["train"], samples=writer.samples, shards=tuple(writer.shards))
-    large = dataclasses.replace(manifest, directory=tmp_path, dtype="<u4", splits={"train": split})
+    large = dataclasses.replace(manifest, folder=LocalFolder(tmp_path), dtype="<u4", splits={"train": split})
     reader = ShardReader(large, "train", SEQUENCE_LENGTH)
     read = np.concatenate([tokens[:1], *(reader.read(sample_id)[1:] for sample_id in range(len(reader)))])
     assert len(read) + writer.dropped_tokens == len(tokens)

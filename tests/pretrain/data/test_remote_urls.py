@@ -7,8 +7,9 @@ import pytest
 
 from pretrain.data.sources import open_source
 from pretrain.data.transfer import Patience, read_whole
-from pretrain.data.urls import is_remote, join_url, local_path, redact, require_plain_name, split_url
+from pretrain.data.urls import is_remote, join_url, local_path, require_plain_name, split_url
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 from tests.servers.http import HttpServer, http_server
 
 
