@@ -1,6 +1,7 @@
 """Transformers with a residual stream on the sphere, as an extension of Megatron-core."""
 
 from megatron_ext.cpu import install_cpu_support, save_checkpoints_in_process
+from megatron_ext.documents import Documents, find_documents
 from megatron_ext.geometry import Geometry, GeometryProbe
 from megatron_ext.model import build_model
 from megatron_ext.residual import Residual, Sublayer
@@ -17,6 +18,7 @@ from megatron_ext.settings import ModelSettings, ParallelSettings, ResidualSetti
 
 __all__ = [
     "SCHEMES",
+    "Documents",
     "Geometry",
     "GeometryProbe",
     "ModelSettings",
@@ -27,6 +29,7 @@ __all__ = [
     "Scheme",
     "Sublayer",
     "build_model",
+    "find_documents",
     "install_cpu_support",
     "project_to_sphere",
     "residual_block_spec",

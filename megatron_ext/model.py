@@ -10,6 +10,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from megatron_ext.documents import Documents
 from megatron_ext.head import add_output_bias, cross_entropy_with_z_loss, mask_padding, padded_vocab_size
 from megatron_ext.initialize import Initialization, initialize
 from megatron_ext.norms import NORM_NAMES
@@ -45,6 +46,18 @@ class ResidualGPTModel(GPTModel):  # type: ignore[misc]
                 add_output_bias(self.output_layer, self.config.params_dtype)
             mask_padding(self.output_layer, true_vocab_size)
         mark_partial_gradients(self)
+
+    def _preprocess(
+        self, input_ids: Tensor, position_ids: Tensor, *, packed_seq_params: Documents | None = None, **named: Any
+    ) -> tuple[Any, ...]:
+        """Megatron-core's embedding and rotary angles; with documents the angles too follow `position_ids`.
+
+        A table over the whole sequence is made as without documents, so that it is the same one for all micro batches.
+        """
+        states, angles, *rest = super()._preprocess(input_ids, position_ids, **named)
+        if packed_seq_params is not None and angles is not None:
+            angles = angles[:, 0][position_ids.transpose(0, 1)]  # [sequence, batch, 1, head_dim]
+        return states, angles, *rest
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
         """Cross-entropy of every token, [batch, sequence], from logits [sequence, batch, vocabulary / tp]."""
@@ -148,7 +161,9 @@ def build_model(
     Returns:
         A GPTModel: (tokens [batch, sequence], position_ids [batch, sequence], None, labels=[batch, sequence]) gives the
         loss of every token, fp32 [batch, sequence], on the last stage, else the hidden state. Without labels the last
-        stage gives this tensor-parallel rank's logits, [batch, sequence, padded vocabulary / tp].
+        stage gives this tensor-parallel rank's logits, [batch, sequence, padded vocabulary / tp]. With
+        `packed_seq_params=documents` and `documents.position_ids` (:class:`megatron_ext.Documents`), on every stage,
+        each document is a sequence of its own.
 
     Raises:
         ValueError: settings that do not fit together.

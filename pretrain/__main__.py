@@ -19,7 +19,7 @@ def main() -> None:
     inspect.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="RUN/checkpoints/step-..., or RUN: newest")
     inspect.add_argument("--text", type=Path, metavar="FILE", help="UTF-8: print loss and geometry of its reading")
     inspect.add_argument("--sequences", type=_positive, default=64, metavar="N", help="at most so many (default 64)")
-    inspect.add_argument("--manifest", type=Path, metavar="PATH", help="where the run's manifest.json is, if moved")
+    inspect.add_argument("--manifest", metavar="PATH", help="where the run's manifest.json is, if moved")
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
 

@@ -7,15 +7,23 @@ Everything here works on the text alone. Rules that relate several settings, the
 import dataclasses
 import difflib
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_type_hints
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationError
 
 from megatron_ext.schemes import with_defaults
 from megatron_ext.settings import ModelSettings, ParallelSettings
 from pretrain.errors import UserError
 from pretrain.recipe import fill_optimizer
+from pretrain.redaction import redact
+
+# A path or a URL; what is recorded of it holds no password and no token.
+DataPlace = Annotated[
+    str,
+    BeforeValidator(lambda place: str(place) if isinstance(place, Path) else place),
+    PlainSerializer(redact),
+]
 
 
 class Section(BaseModel):
@@ -30,10 +38,52 @@ class RunSettings(Section):
     dir: Path
 
 
-class DataSettings(Section):
-    """``manifest`` names the manifest.json of a shard folder."""
+class DatasetSettings(Section):
+    """One data set of a mixture.
 
-    manifest: Path
+    ``manifest`` names its manifest.json, as ``data.manifest`` does; ``weight`` over the sum of all weights is its part
+    of the samples; after ``max_epochs`` of the whole run it leaves the mixture. ``name`` stands in curves and messages;
+    left out, it is the one in the manifest.
+    """
+
+    manifest: DataPlace
+    weight: float = Field(default=1.0, gt=0, strict=True)
+    max_epochs: int | None = Field(default=None, gt=0, strict=True)
+    name: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{1,40}$")
+
+
+class DataSettings(Section):
+    """``manifest`` names the manifest.json of a shard folder; for a mixture, ``datasets`` lists several instead.
+
+    A manifest is a path or a URL: file, http, https (``https://user:password@host/...`` and ``...?token`` are sent with
+    every file and shown nowhere) or s3 (credentials and endpoint as for any AWS program). Files of remote data sets are
+    kept, verified, in ``cache_dir``, a folder on a disk of each node that its processes and runs share, up to
+    ``cache_gb`` (10^9 bytes); what is in use stays. A file of which no byte arrives for ``source_timeout_minutes`` ends
+    the run.
+
+    ``on_change`` says what happens when a run goes on with other data sets, weights or ``max_epochs`` than its
+    checkpoint was trained on: ``refuse``, or ``new_stage``, which goes on with the new mixture from there, each data
+    set where it stood.
+
+    A damaged sample is masked; more than ``max_bad_samples`` of them in a million consumed samples, the first million
+    counting as a whole, end the run at its next log step. 0 ends it at the first.
+
+    ``separate_documents`` makes every document of a sample a sequence of its own: its tokens attend to no other
+    document's, and its positions begin at 0. Off, as in GPT-3 (arXiv 2005.14165) and most pretraining since, the model
+    sees a sample as one text and learns what the end-of-document token means. Llama 3 (arXiv 2407.21783) found little
+    effect in standard pretraining, but an important one at very long sequences. Either way the loss is the mean over
+    all tokens, that of the token behind an end of document included. On the CPU, and on a GPU in fp32 or with
+    model.dropout, it costs one attention call for each length of document in a micro batch, else one for all.
+    """
+
+    manifest: DataPlace | None = None
+    datasets: tuple[DatasetSettings, ...] = ()
+    on_change: Literal["refuse", "new_stage"] = "refuse"
+    max_bad_samples: int = Field(default=10, ge=0)
+    separate_documents: bool = False
+    cache_dir: Path = Path("~/.cache/sphere-pretrain")
+    cache_gb: float = Field(default=100.0, gt=0)
+    source_timeout_minutes: float = Field(default=10.0, gt=0)
 
 
 class ZeroSettings(Section):
@@ -269,12 +319,17 @@ def _first_fault(error: ValidationError, types: dict[str, Any]) -> tuple[str, st
             break
         name += f"{part}."
     name = name.rstrip(".")
+    depth = name.count(".") + 1
+    inner = first["loc"][depth:]
+    # Within a list of sections the place matters; elsewhere what follows are branches of a union.
+    full = ".".join([name, *map(str, inner)]) if inner and isinstance(inner[0], int) else name
     if first["type"] in ("missing", "missing_keyword_only_argument"):
         missing = ".".join(str(part) for part in first["loc"])
         if _is_section(types.get(missing)):
             return missing, f"the section {missing} is missing"
+        if full != name:
+            return name, f"{missing} is missing; give it in {name}"
         return missing, f"{missing} is missing; give it in the file or as {missing}=VALUE"
-    depth = name.count(".") + 1
     same = [fault["msg"] for fault in faults if fault["loc"][:depth] == first["loc"][:depth]]
-    wishes = " or ".join(message[0].lower() + message[1:] for message in same)
-    return name, f"{name}={first['input']!r}: {wishes}"
+    wishes = " or ".join(message[0].lower() + message[1:] for message in (same if full == name else [first["msg"]]))
+    return name, f"{full}={first['input']!r}: {wishes}"

@@ -34,8 +34,17 @@ class Engine:
         deepspeed: DeepSpeed's engine.
     """
 
-    def __init__(self, config: Config, model: ModelSettings, token_counts: Sequence[int] | None, place: Place) -> None:
+    def __init__(
+        self,
+        config: Config,
+        model: ModelSettings,
+        token_counts: Sequence[int] | None,
+        place: Place,
+        eod_id: int | None = None,
+    ) -> None:
+        """Build both; documents are kept apart behind each token ``eod_id``, or not at all."""
         self.place = place
+        self._eod_id = eod_id
         self._sequence_length = model.sequence_length
         self._micro_batch = config.train.micro_batch
         self._dropout, self._seed = model.dropout, config.train.seed
@@ -71,7 +80,7 @@ class Engine:
             fp32 scalar on the device: this rank's share of the step's loss (nats per token); the shares of all
             data-parallel ranks and stages add up to it (see :meth:`sum_shares`).
         """
-        batches = [batch.to(self.place.device) for batch in micro_batches]
+        batches = self._prepare(micro_batches)
         tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
         dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
         tokens.clamp_(min=1.0)
@@ -99,7 +108,7 @@ class Engine:
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Mean loss over the unmasked tokens of all ranks' ``micro_batches``, nats per token; without dropout."""
-        batches = [batch.to(self.place.device) for batch in micro_batches]
+        batches = self._prepare(micro_batches)
         tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
         was_training = self.module.training
         self.module.eval()
@@ -132,14 +141,21 @@ class Engine:
         dist.all_reduce(count, group=parallel_state.get_model_parallel_group())
         return int(count)
 
+    def _prepare(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
+        """The micro batches on the device, with their documents if these are kept apart."""
+        if self._eod_id is not None:
+            micro_batches = [batch.with_documents(self._eod_id) for batch in micro_batches]
+        return [batch.to(self.place.device) for batch in micro_batches]
+
     def _run_schedule(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | None) -> list[torch.Tensor]:
         """One pass of Megatron's schedule, backward too if ``tokens``; loss sums per micro batch on the last stage."""
         scale = None if tokens is None else self.place.dp_size / tokens  # DeepSpeed averages over data-parallel ranks
 
         def forward_step(batches: Iterator[MicroBatch], module: torch.nn.Module) -> tuple[torch.Tensor, Any]:
             batch = next(batches)
-            positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
-            output = module(batch.tokens, positions, None, labels=batch.labels)
+            output = module(
+                batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.documents
+            )
 
             def loss(per_token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
                 total = (per_token.float() * batch.loss_mask).sum()

@@ -4,11 +4,14 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+from pretrain.redaction import redact
+
 
 class UserError(Exception):
     """A mistake in the user's input, told in one line: what is wrong, where, what to change.
 
-    Command lines print ``error: <message>`` and exit with status 2, without a traceback.
+    Command lines print ``error: <message>``, without passwords and tokens of URLs, and exit with status 2, without a
+    traceback.
     """
 
 
@@ -29,7 +32,7 @@ def run_cli(main: Callable[[], None], speaks: Callable[[BaseException], bool] = 
         main()
     except UserError as error:
         if speaks(error):
-            print("error: " + " ".join(str(error).splitlines()), file=sys.stderr)
+            print("error: " + redact(" ".join(str(error).splitlines())), file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt as interrupt:
         if speaks(interrupt):

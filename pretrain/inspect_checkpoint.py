@@ -22,6 +22,8 @@ from pretrain.checkpoint.weights import count_parameters, load_weights
 from pretrain.config import Config
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.data.urls import is_remote, local_path
+from pretrain.datasets import named
 from pretrain.errors import UserError
 from pretrain.launch import read_launch
 from pretrain.monitor.geometry_table import LEGEND, geometry_rows, geometry_table
@@ -46,7 +48,7 @@ class Inspection:
     path: Path
     text: Path | None
     sequences: int
-    manifest: Path | None
+    manifest: str | None
     as_json: bool
 
 
@@ -151,7 +153,7 @@ def described(facts: dict[str, Any], record: dict[str, Any], config: Config) -> 
         "parameters": f"{facts['parameters']:,}",
         "saved in": f"tp {layout.tp}{', sequence parallel' if layout.sp else ''}, pp {layout.pp}, "
         f"ZeRO-{config.zero.stage}, {config.train.precision}",
-        "data": f"{config.data.manifest}, fingerprint {record['data_fingerprint'][:12]}",
+        "data": ", ".join(f"{name}, fingerprint {found[:12]}" for name, found in record["datasets"].items()),
         "versions": ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items()),
         "git revision": str(record.get("git_revision")),
         "files": f"{len(files)}, {sum(files.values()):,} bytes, the largest {largest} of {files[largest]:,}",
@@ -169,20 +171,22 @@ def _plain(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def find_manifest(config: Config, record: dict[str, Any], moved_to: Path | None) -> Manifest:
-    """The run's manifest, at ``moved_to`` if given.
+def find_manifest(config: Config, record: dict[str, Any], moved_to: str | None) -> Manifest:
+    """A manifest of the run's data, at ``moved_to`` if given, else its first data set's.
 
     Raises:
         UserError: it is not there, damaged, or another data set's.
     """
-    path = moved_to or config.data.manifest
-    if moved_to is None and not path.exists():
+    path = moved_to or named(config.data)[0].manifest
+    if moved_to is None and not is_remote(path) and not local_path(path).exists():
         raise UserError(f"the run's data.manifest={path} does not exist here; say where it is by --manifest PATH")
     manifest = load_manifest(path)
-    if manifest.fingerprint != record["data_fingerprint"]:
+    trained_on = list(record["datasets"].values())
+    if manifest.fingerprint not in trained_on:
         raise UserError(
             f"{path} has fingerprint {manifest.fingerprint[:12]}, but the model was trained on "
-            f"{record['data_fingerprint'][:12]}; name the manifest of the run's own data by --manifest PATH"
+            f"{', '.join(found[:12] for found in trained_on)}; name the manifest of the run's own data by "
+            f"--manifest PATH"
         )
     return manifest
 
@@ -203,7 +207,9 @@ def read_samples(file: Path, manifest: Manifest, sequence_length: int, limit: in
         raise UserError(f"--text {file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     if not text:
         raise UserError(f"--text {file} is empty")
-    tokenizer = Tokenizer(manifest.tokenizer_file)
+    if manifest.tokenizer_file is None:
+        raise UserError(f"--text {file} cannot be encoded: {manifest.directory} came without a sentencepiece model")
+    tokenizer = Tokenizer(manifest.tokenizer_file, manifest.eod_id)
     tokens: npt.NDArray[np.int32] = tokenizer.encode_documents([text])[0][:-1]  # without the end of the document
     samples = min(limit, (len(tokens) - 1) // sequence_length)
     if samples < 1:

@@ -4,8 +4,8 @@ import time
 from typing import Protocol
 
 from pretrain.config import Config
-from pretrain.data.batches import TrainingBatches
 from pretrain.engine import Engine
+from pretrain.feed import Feed
 from pretrain.monitor.metrics import Metrics, StepResult
 from pretrain.schedule import learning_rate
 from pretrain.state import TrainState
@@ -22,7 +22,7 @@ def train(
     config: Config,
     state: TrainState,
     engine: Engine,
-    data: TrainingBatches,
+    feed: Feed,
     metrics: Metrics,
     callbacks: list[Callback],
 ) -> None:
@@ -31,7 +31,7 @@ def train(
     metrics.start(state)
     while state.step < config.train.steps:
         started = time.perf_counter()
-        micro_batches = data.fetch(state.consumed_samples)
+        micro_batches = feed.fetch(state)
         with metrics.observe(state.step + 1):
             loss_share = engine.forward_backward(micro_batches, state.step)
         lr = learning_rate(state.step, config.train.steps, config.optimizer)

@@ -12,7 +12,7 @@ from pathlib import Path
 from megatron_ext.schemes import SCHEMES, with_defaults
 from megatron_ext.schemes.sphere import power_of, why_output_is_unsafe
 from pretrain.config import Config
-from pretrain.data.manifest import Manifest
+from pretrain.datasets import Dataset
 from pretrain.errors import UserError
 
 
@@ -181,6 +181,16 @@ def schedule_fits_the_run(config: Config) -> str | None:
     return None
 
 
+def data_are_named_once(config: Config) -> str | None:
+    """The data come from one data set or from a list."""
+    one, several = config.data.manifest, config.data.datasets
+    if one is None and not several:
+        return "data.manifest is missing; give it, or several data sets as data.datasets"
+    if one is not None and several:
+        return f"data.manifest={one} and data.datasets are both given; remove one (data.manifest=null)"
+    return None
+
+
 def run_has_a_folder(config: Config) -> str | None:
     """A run's files do not mix with those of the current folder."""
     return "run.dir is empty; name a folder for the run" if config.run.dir == Path() else None
@@ -209,43 +219,86 @@ def global_batch_fits_data_parallel(config: Config, world_size: int) -> str | No
     return None
 
 
-def sequence_fits_shards(config: Config, manifest: Manifest) -> str | None:
+def sequence_fits_shards(config: Config, datasets: Sequence[Dataset]) -> str | None:
     """The model's sequence is the shards' or a whole fraction of it."""
-    sequence, stored = config.model.sequence_length, manifest.sequence_length
-    if sequence > stored:
-        return (
-            f"model.sequence_length={sequence} is longer than the shards' {stored} in {config.data.manifest}; "
-            f"lower it or build shards with --sequence-length {sequence}"
-        )
-    if stored % sequence:
-        return (
-            f"model.sequence_length={sequence} does not divide the shards' {stored} in {config.data.manifest}; "
-            f"use a divisor or build shards with --sequence-length {sequence}"
-        )
+    sequence = config.model.sequence_length
+    for manifest in (dataset.manifest for dataset in datasets):
+        stored = manifest.sequence_length
+        if sequence > stored:
+            return (
+                f"model.sequence_length={sequence} is longer than the shards' {stored} in {manifest.folder.where}; "
+                f"lower it or build shards with --sequence-length {sequence}"
+            )
+        if stored % sequence:
+            return (
+                f"model.sequence_length={sequence} does not divide the shards' {stored} in {manifest.folder.where}; "
+                f"use a divisor or build shards with --sequence-length {sequence}"
+            )
     return None
 
 
-def vocabulary_fits_tokenizer(config: Config, manifest: Manifest) -> str | None:
+def data_sets_have_names_of_their_own(config: Config, datasets: Sequence[Dataset]) -> str | None:
+    """Curves and messages tell data sets apart."""
+    seen: set[str] = set()
+    for dataset in datasets:
+        if dataset.name in seen:
+            return f"two of data.datasets are called {dataset.name}; give one of them another name in data.datasets"
+        seen.add(dataset.name)
+    return None
+
+
+def data_sets_differ(config: Config, datasets: Sequence[Dataset]) -> str | None:
+    """A data set takes part once, so that none of its samples comes twice in an epoch."""
+    first: dict[str, Dataset] = {}
+    for dataset in datasets:
+        other = first.setdefault(dataset.manifest.fingerprint, dataset)
+        if other is not dataset:
+            return (
+                f"data.datasets: {other.name} and {dataset.name} are the same data set "
+                f"{dataset.manifest.fingerprint[:12]}; remove one, and raise the other's weight"
+            )
+    return None
+
+
+def tokenizers_are_the_same(config: Config, datasets: Sequence[Dataset]) -> str | None:
+    """A token means the same in every data set."""
+    one, *others = datasets
+    for other in others:
+        if _tokens_of(other) != _tokens_of(one):
+            return (
+                f"data.datasets: {one.name} was built with the tokenizer {one.manifest.tokenizer_sha256[:12]}, "
+                f"{other.name} with {other.manifest.tokenizer_sha256[:12]}; build both with the same"
+            )
+    return None
+
+
+def _tokens_of(dataset: Dataset) -> tuple[str, int, int]:
+    manifest = dataset.manifest
+    return manifest.tokenizer_sha256, manifest.vocab_size, manifest.eod_id
+
+
+def vocabulary_fits_tokenizer(config: Config, datasets: Sequence[Dataset]) -> str | None:
     """The embedding has a row for every piece of the tokenizer."""
-    vocab = config.model.vocab_size
+    vocab, manifest = config.model.vocab_size, datasets[0].manifest
     if vocab is not None and vocab < manifest.vocab_size:
         return (
             f"model.vocab_size={vocab} is smaller than the tokenizer's {manifest.vocab_size} in "
-            f"{config.data.manifest}; raise it or leave it out"
+            f"{manifest.folder.where}; raise it or leave it out"
         )
     return None
 
 
-def validation_has_samples(config: Config, manifest: Manifest) -> str | None:
+def validation_has_samples(config: Config, datasets: Sequence[Dataset]) -> str | None:
     """A run that validates has held-out samples."""
-    if config.validation.every and "validation" not in manifest.splits:
-        return f"{config.data.manifest} has no validation split; set validation.every=0 or build shards with one"
+    if config.validation.every and not any("validation" in dataset.manifest.splits for dataset in datasets):
+        where = ", ".join(dataset.manifest.folder.where for dataset in datasets)
+        return f"{where} has no validation split; set validation.every=0 or build shards with one"
     return None
 
 
 ConfigRule = Callable[[Config], str | None]
 LayoutRule = Callable[[Config, int], str | None]
-DataRule = Callable[[Config, Manifest], str | None]
+DataRule = Callable[[Config, Sequence[Dataset]], str | None]
 
 CONFIG_RULES: Sequence[ConfigRule] = (
     sizes_are_positive,
@@ -265,10 +318,18 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     saved_output_shows_the_update,
     micro_batch_divides_global_batch,
     schedule_fits_the_run,
+    data_are_named_once,
     run_has_a_folder,
 )
 LAYOUT_RULES: Sequence[LayoutRule] = (world_size_fits_model_parallel, global_batch_fits_data_parallel)
-DATA_RULES: Sequence[DataRule] = (sequence_fits_shards, vocabulary_fits_tokenizer, validation_has_samples)
+DATA_RULES: Sequence[DataRule] = (
+    data_sets_have_names_of_their_own,
+    data_sets_differ,
+    tokenizers_are_the_same,
+    sequence_fits_shards,
+    vocabulary_fits_tokenizer,
+    validation_has_samples,
+)
 
 
 def check_config(config: Config) -> None:
@@ -281,9 +342,9 @@ def check_layout(config: Config, world_size: int) -> None:
     _raise_first(rule(config, world_size) for rule in LAYOUT_RULES)
 
 
-def check_data(config: Config, manifest: Manifest) -> None:
+def check_data(config: Config, datasets: Sequence[Dataset]) -> None:
     """Raise UserError with the first broken rule on the data."""
-    _raise_first(rule(config, manifest) for rule in DATA_RULES)
+    _raise_first(rule(config, datasets) for rule in DATA_RULES)
 
 
 def _raise_first(messages: Iterable[str | None]) -> None:

@@ -1,7 +1,9 @@
 """What a run knows about itself: the part of its state that is not weights."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from pretrain.data.progress import DataProgress
 
 
 @dataclass
@@ -10,15 +12,17 @@ class TrainState:
 
     Attributes:
         step: completed steps.
-        consumed_samples: the data's whole state: global draws taken so far.
+        consumed_samples: samples taken so far, over all data-parallel ranks.
         tokens: tokens consumed so far.
         train_seconds: wall time spent in the training loop, over all restarts.
+        data: what decides which samples come next.
     """
 
     step: int = 0
     consumed_samples: int = 0
     tokens: int = 0
     train_seconds: float = 0.0
+    data: DataProgress = field(default_factory=DataProgress)
 
     def advance(self, samples: int, tokens: int, seconds: float) -> None:
         """Count one completed step."""
@@ -30,3 +34,8 @@ class TrainState:
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, content: dict[str, Any]) -> "TrainState":
+        """What :meth:`to_dict` gave, also after a way through JSON."""
+        return cls(**content | {"data": DataProgress.from_dict(content["data"])})

@@ -4,12 +4,15 @@ What the GPU tests call is tried on the CPU by a test beside them, so that a mac
 """
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
-from megatron_ext import SCHEMES, Retraction, retract
+from megatron_ext import SCHEMES, Retraction, find_documents, retract
+from megatron_ext.attention import attend_by_flash, attend_by_length, flash_can_attend
 from tests.pretrain import runs
 from tests.pretrain.test_cli import command, run
 
@@ -77,6 +80,52 @@ def test_a_gpu_trains_and_resumes_as_the_cpu(manifest: Path, tmp_path: Path, pre
     gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     on_gpu = losses(manifest, tmp_path / "gpu", gpu, setting)
     assert on_gpu == pytest.approx(losses(manifest, tmp_path / "cpu", "", setting), rel=tolerance)
+
+
+def attention_error(device: str, dtype: torch.dtype) -> float:
+    """Largest relative error of attention within documents, output and gradients, against fp64 on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 20, (2, 300), generator=generator)
+    documents = find_documents(tokens, eod_id=0)
+    inputs = [torch.randn(300, 2, heads, 64, generator=generator).to(dtype) for heads in (4, 2, 2)]
+    grad = torch.randn(300, 2, 4, 64, generator=generator).to(dtype)
+
+    def outcome(device: str, dtype: torch.dtype) -> list[torch.Tensor]:
+        q, k, v = (tensor.detach().clone().to(device, dtype).requires_grad_() for tensor in inputs)
+        there = documents.to(torch.device(device))
+        if flash_can_attend(q.device, q.dtype, q.shape[-1], 0.0):
+            mixed = attend_by_flash(q, k, v, there, None)
+        else:
+            attend = partial(F.scaled_dot_product_attention, is_causal=True, enable_gqa=True)
+            mixed = attend_by_length(q, k, v, there, attend)
+        mixed.backward(grad.to(device, dtype))
+        return [tensor.detach().cpu().double() for tensor in (mixed, q.grad, k.grad, v.grad) if tensor is not None]
+
+    pairs = zip(outcome(device, dtype), outcome("cpu", torch.float64), strict=True)
+    return max(float((got - expected).norm() / expected.norm()) for got, expected in pairs)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_attention_within_documents_as_the_gpu_test_calls_it(dtype: torch.dtype, limit: float) -> None:
+    assert attention_error("cpu", dtype) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_attention_within_documents_on_the_gpu(dtype: torch.dtype, limit: float) -> None:
+    """In bf16 by torch's variable-length attention."""
+    assert attention_error("cuda", dtype) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 1e-2)])
+def test_a_gpu_keeps_documents_apart_as_the_cpu(
+    manifest: Path, tmp_path: Path, precision: str, tolerance: float
+) -> None:
+    settings = [f"train.precision={precision}", "data.separate_documents=true"]
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    on_gpu = losses(manifest, tmp_path / "gpu", gpu, *settings)
+    assert on_gpu == pytest.approx(losses(manifest, tmp_path / "cpu", "", *settings), rel=tolerance)
 
 
 @pytest.mark.gpu

@@ -16,10 +16,13 @@ from pathlib import Path
 from pretrain.data.files import partial_path, publish
 from pretrain.errors import UserError, run_cli
 from tools.arguments import positive_int
-from tools.documents import Document, Skipped, make_folder, read_jsonl_file, read_text_file
+from tools.documents import Document, make_folder
+from tools.inputs import Account, Fault, Format, Reading, documents_in
 
 DOCUMENTS_NAME = "documents.jsonl"
 TEXT_SUFFIXES = frozenset({".txt", ".md", ".rst", ".py"})
+
+_TEXT = Format("text", "")
 
 _PARAGRAPH_END = re.compile(r"(?:(?<=\n\n)|(?<=\n\r\n))(?![\r\n])")
 
@@ -27,34 +30,35 @@ _PARAGRAPH_END = re.compile(r"(?:(?<=\n\n)|(?<=\n\r\n))(?![\r\n])")
 _FOLDERS_LEFT_OUT = frozenset({"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"})
 
 
-def embedded_documents(skipped: Skipped) -> Iterator[Document]:
+def embedded_documents(account: Account) -> Iterator[Document]:
     """CPython's documentation topics, then the modules of its standard library, in a fixed order; needs no download."""
     topics: dict[str, str] = import_module("pydoc_data.topics").topics
     for name in sorted(topics):
         yield Document(topics[name], f"pydoc_data.topics/{name}")
     library = Path(sysconfig.get_path("stdlib"))
-    for path in _files_under(library, _FOLDERS_LEFT_OUT, skipped):
+    for path in _files_under(library, _FOLDERS_LEFT_OUT, account):
         # The topics again as one string literal, and a file that the build of this very Python generated.
         generated = path.parent.name == "pydoc_data" or path.name.startswith("_sysconfigdata")
         if path.suffix == ".py" and not generated:
-            yield from read_text_file(path, skipped, source=path.relative_to(library).as_posix())
+            for document in documents_in(path, Reading(), account, _TEXT):
+                yield Document(document.text, path.relative_to(library).as_posix())
 
 
-def documents_of(paths: list[Path], skipped: Skipped) -> Iterator[Document]:
+def documents_of(paths: list[Path], account: Account) -> Iterator[Document]:
     """The documents of the user's files and folders; .jsonl gives one per line, any other file is one document.
 
     Of a folder, files of other types than ``TEXT_SUFFIXES`` and .jsonl are skipped; a file named by the user is read.
     """
     for path in paths:
-        for file in _files_under(path, frozenset(), skipped) if path.is_dir() else [path]:
+        for file in _files_under(path, frozenset(), account) if path.is_dir() else [path]:
             if not file.is_file():
-                skipped.add(str(file), "no regular file")
+                account.drop(Fault(str(file), "no regular file"))
             elif file.suffix == ".jsonl":
-                yield from read_jsonl_file(file, skipped)
+                yield from documents_in(file, Reading(), account)
             elif file.suffix in TEXT_SUFFIXES or file == path:
-                yield from read_text_file(file, skipped)
+                yield from documents_in(file, Reading(), account, _TEXT)
             else:
-                skipped.add(str(file), "not a text file type")
+                account.drop(Fault(str(file), "not a text file type"))
 
 
 def cut_document(document: Document, max_bytes: int) -> Iterator[Document]:
@@ -75,11 +79,11 @@ def cut_document(document: Document, max_bytes: int) -> Iterator[Document]:
     yield Document("".join(part), f"{document.source}#{number + 1}" if number else document.source)
 
 
-def _files_under(folder: Path, left_out: frozenset[str], skipped: Skipped) -> Iterator[Path]:
+def _files_under(folder: Path, left_out: frozenset[str], account: Account) -> Iterator[Path]:
     """All files in a fixed order; hidden folders, and those with a name in ``left_out``, are not entered."""
 
     def note(error: OSError) -> None:
-        skipped.add(str(error.filename), f"unreadable ({error.strerror})")
+        account.drop(Fault(str(error.filename), f"unreadable ({error.strerror})"))
 
     for current, folders, files in os.walk(folder, onerror=note):
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in left_out)
@@ -106,8 +110,8 @@ def write_corpus(
         if path.is_dir() and out.resolve().is_relative_to(path.resolve()):
             raise UserError(f"output folder {out} lies inside the text folder {path}: choose one outside")
     make_folder(out)
-    skipped = Skipped(out / "documents.skipped.txt")
-    documents = embedded_documents(skipped) if text is None else documents_of(text, skipped)
+    account = Account()
+    documents = embedded_documents(account) if text is None else documents_of(text, account)
     if max_document_bytes is not None:
         documents = chain.from_iterable(cut_document(document, max_document_bytes) for document in documents)
     target = out / DOCUMENTS_NAME
@@ -121,7 +125,7 @@ def write_corpus(
             file.write(json.dumps({"text": document.text, "source": document.source}, ensure_ascii=False) + "\n")
             written += 1
             size += length
-    skipped.report()
+    account.report(out / "documents.dropped.txt")
     if not written:
         partial_path(target).unlink()
         reason = f"raise --max-bytes above {max_bytes}" if left_out else "name files or folders with text by --text"

@@ -120,7 +120,7 @@ shards() {
 }
 
 recipe() { # of the data: changes with the text and with the programs that turn it into shards
-    { echo $VOCABULARY $SEQUENCE $HELD_OUT && cat "$data/documents.jsonl" tools/*.py pretrain/data/*.py; } | sha256sum
+    { echo $VOCABULARY $SEQUENCE $HELD_OUT && cat "$data/documents.jsonl" tools/*.py tools/{inputs,sharding}/*.py pretrain/data/*.py; } | sha256sum
 }
 
 prepare_data() {

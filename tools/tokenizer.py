@@ -6,33 +6,30 @@
 import argparse
 import io
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from pretrain.data.files import write_atomically
 from pretrain.data.tokenizer import SPACE_MARK, Tokenizer
 from pretrain.errors import UserError, run_cli
-from tools.arguments import positive_int
-from tools.documents import (
-    VALIDATION_FRACTION,
-    Document,
-    Skipped,
-    check_inputs,
-    default_threads,
-    hash_fraction,
-    is_validation,
-    make_folder,
+from tools.arguments import natural_int, positive_int
+from tools.documents import Document, default_threads, make_folder
+from tools.inputs import (
+    Account,
+    Progress,
+    Reading,
+    add_input_arguments,
+    find_inputs,
     read_documents,
+    reading_of,
 )
+from tools.tokenizer_sample import MAX_LINE_BYTES, ROUND_TRIP_BYTES, Sample
 
 EOD_PIECE = "<|endoftext|>"
-
-# sentencepiece leaves longer lines out of the training without a word.
-MAX_LINE_BYTES = 4192
 
 # Text goes in as it is, unknown characters as bytes; white space counts and may form pieces. The end of a document is a
 # control symbol, so text that spells it is encoded like any other text.
@@ -50,84 +47,70 @@ LOSSLESS: dict[str, Any] = {
     "pad_id": -1,
 }
 
-# The round trip is tried on documents up to so many bytes.
-ROUND_TRIP_BYTES = 20_000_000
 _SHOWN_FAILURES = 10
 
 
-@dataclass
-class Sample:
-    """The text that a training reads, and what was kept out of it.
-
-    Attributes:
-        fraction: of the documents that are trained on, chosen by the hash of their text.
-        documents: trained on so far.
-        size: bytes of UTF-8 text trained on so far.
-        held_out: documents for the round trip; those that tools.shards puts into its validation split by default, so
-            that the vocabulary is not fitted to them either.
-        first_trained: a few of the documents trained on.
-    """
-
-    fraction: float
-    documents: int = 0
-    size: int = 0
-    held_out: list[Document] = field(default_factory=list)
-    first_trained: list[Document] = field(default_factory=list)
-    _held_out_size: int = 0
-
-    def lines(self, documents: Iterator[Document]) -> Iterator[str]:
-        """The lines to train on."""
-        for document in documents:
-            size = len(document.text.encode("utf-8"))
-            if is_validation(document.text, VALIDATION_FRACTION):
-                if self._held_out_size + size <= ROUND_TRIP_BYTES:
-                    self._held_out_size += size
-                    self.held_out.append(document)
-            elif hash_fraction(document.text, "sample") < self.fraction:
-                self.documents += 1
-                self.size += size
-                if self.documents <= 20:
-                    self.first_trained.append(document)
-                yield from training_lines(document.text)
-
-
-def training_lines(text: str) -> Iterator[str]:
-    """The lines of a text that are not empty, the long ones in parts of at most ``MAX_LINE_BYTES`` bytes of UTF-8."""
-    # A character has at most 4 bytes.
-    step = MAX_LINE_BYTES // 4
-    for line in text.split("\n"):
-        if len(line.encode("utf-8")) <= MAX_LINE_BYTES:
-            if line:
-                yield line
-        else:
-            yield from (line[start : start + step] for start in range(0, len(line), step))
-
-
-def train(inputs: list[Path], vocab_size: int, out: Path, model_type: str, sample_bytes: int, threads: int) -> None:
+def train(
+    inputs: Sequence[Path | str],
+    vocab_size: int,
+    out: Path,
+    model_type: str,
+    sample_bytes: int,
+    threads: int,
+    reading: Reading | None = None,
+    strict: bool = False,
+    special: Sequence[str] = (),
+) -> None:
     """Train a model, write it, and check on held-out documents that it loses nothing.
 
     Args:
-        inputs: .jsonl and .txt files.
+        inputs: files, folders and glob patterns.
         vocab_size: pieces wanted; the model may get fewer from little text, never more.
         out: file of the model.
         model_type: ``bpe`` or ``unigram``.
-        sample_bytes: of input to train on, about; a share of the documents, spread evenly, when the input has more.
+        sample_bytes: of text to train on at most, spread evenly over all; the memory needed is a few times that.
         threads: of the training and of the check.
+        reading: how to read the inputs.
+        strict: stop at the first bad input.
+        special: control symbols beside the end of a document; like it, no text is ever encoded to them.
 
     Raises:
         UserError: an input is missing, ``out`` is a folder, there is no text, or it has more characters than the
             vocabulary has pieces.
     """
-    check_inputs(inputs)
+    files = find_inputs(inputs)
     if out.is_dir():
         raise UserError(f"output {out} is a folder: name the file of the model, such as {out / 'tokenizer.model'}")
+    for piece in special:
+        if piece in (EOD_PIECE, "\n", "<unk>"):
+            raise UserError(f"--special {piece!r} is a piece of every model already")
     make_folder(out.parent)
-    skipped = Skipped(out.with_suffix(".skipped.txt"))
-    sample = Sample(fraction=min(1.0, sample_bytes / max(1, sum(path.stat().st_size for path in inputs))))
+    account = Account(strict=strict)
+    sample = Sample(limit=sample_bytes)
+    progress = Progress("reading", sum(file.size for file in files))
+    sample.add(read_documents(files, reading or Reading(), account, progress))
+    progress.end()
+    account.report(out.with_suffix(".dropped.txt"))
+    trained = sample.documents()
+    if not trained:
+        raise UserError("no text to train on: give more documents")
+    print(f"training on {len(trained)} documents, {sample.size / 1e6:.2f} MB, {threads} threads", flush=True)
+    write_atomically(out, _train(sample, vocab_size, model_type, threads, special))
+    tokenizer = Tokenizer(out)
+    print(f"{out}: {tokenizer.vocab_size} pieces ({vocab_size} asked for), sha256 {tokenizer.sha256}")
+    if sample.held_out:
+        check_round_trip(tokenizer, sample.held_out, "held-out", threads)
+    else:
+        # So little text that the hash held nothing out: better the training's own documents than no check.
+        check_round_trip(tokenizer, trained[:20], "training", threads)
+
+
+def _train(sample: Sample, vocab_size: int, model_type: str, threads: int, special: Sequence[str]) -> bytes:
+    """The bytes of a new model."""
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=sample.lines(read_documents(inputs, skipped)),
+            sentence_iterator=sample.lines(),
             model_writer=model,
             vocab_size=vocab_size,
             model_type=model_type,
@@ -135,23 +118,12 @@ def train(inputs: list[Path], vocab_size: int, out: Path, model_type: str, sampl
             max_sentence_length=MAX_LINE_BYTES,
             hard_vocab_limit=False,
             minloglevel=2,
+            control_symbols=list(special),
             **LOSSLESS,
         )
     except RuntimeError as error:
-        skipped.report()
-        if not sample.documents:
-            raise UserError("no text to train on: give more documents or raise --sample-bytes") from error
         raise UserError(_reason(error, vocab_size)) from error
-    skipped.report()
-    write_atomically(out, model.getvalue())
-    tokenizer = Tokenizer(out)
-    print(f"trained on {sample.documents} documents, {sample.size / 1e6:.2f} MB, {threads} threads")
-    print(f"{out}: {tokenizer.vocab_size} pieces ({vocab_size} asked for), sha256 {tokenizer.sha256}")
-    if sample.held_out:
-        check_round_trip(tokenizer, sample.held_out, "held-out", threads)
-    else:
-        # So little text that the hash held nothing out: better the training's own documents than no check.
-        check_round_trip(tokenizer, sample.first_trained, "training", threads)
+    return model.getvalue()
 
 
 def _reason(error: RuntimeError, vocab_size: int) -> str:
@@ -178,9 +150,8 @@ def check_round_trip(tokenizer: Tokenizer, documents: list[Document], kind: str,
     return len(failures)
 
 
-def inspect(model: Path, text: str | None) -> None:
-    """Print what a model is, and how it encodes ``text``."""
-    tokenizer = Tokenizer(model)
+def inspect(tokenizer: Tokenizer) -> None:
+    """Print what a model is."""
     processor = tokenizer.processor
     ids = range(tokenizer.vocab_size)
     kinds = {
@@ -189,27 +160,48 @@ def inspect(model: Path, text: str | None) -> None:
         "unknown": processor.is_unknown,
         "unused": processor.is_unused,
     }
-    print(f"{model}: {tokenizer.vocab_size} pieces, sha256 {tokenizer.sha256}")
+    print(f"{tokenizer.file}: {_model_type(tokenizer.file)}, {tokenizer.vocab_size} pieces, sha256 {tokenizer.sha256}")
     print(f"end of document: id {tokenizer.eod_id}, {processor.id_to_piece(tokenizer.eod_id)!r}")
     for kind, belongs in kinds.items():
         members = [piece for piece in ids if belongs(piece)]
-        names = ", ".join(repr(processor.id_to_piece(piece)) for piece in members[:4])
+        names = ", ".join(f"{piece} {processor.id_to_piece(piece)!r}" for piece in members[:4])
         print(f"{kind}: {len(members)}" + (f" ({names}{', ...' if len(members) > 4 else ''})" if members else ""))
-    if text is None:
-        return
+
+
+def _model_type(file: Path) -> str:
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(file.read_bytes())
+    kind = model.trainer_spec.model_type
+    return str(model.trainer_spec.ModelType.Name(kind)).lower()
+
+
+def show_text(tokenizer: Tokenizer, text: str) -> None:
+    """Print the tokens of a text, one a line, and whether they decode to it."""
     tokens = tokenizer.encode_documents([text])[0][:-1]
     for token in tokens.tolist():
-        print(f"{token:8d} {processor.id_to_piece(token)!r}")
+        print(f"{token:8d} {tokenizer.processor.id_to_piece(token)!r}")
     same = tokenizer.decode(tokens) == text
     print(f"{len(tokens)} tokens, {len(text.encode('utf-8'))} bytes, round trip {'the same' if same else 'DIFFERS'}")
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+def show_inputs(tokenizer: Tokenizer, inputs: Sequence[str], reading: Reading, strict: bool, threads: int) -> None:
+    """Print how many bytes a token has on the first documents of the inputs, and which do not come back."""
+    account = Account(strict=strict)
+    size = 0
+    documents: list[Document] = []
+    for document in read_documents(find_inputs(inputs), reading, account):
+        documents.append(document)
+        size += len(document.text.encode("utf-8"))
+        if size >= ROUND_TRIP_BYTES:
+            break
+    check_round_trip(tokenizer, documents, "given", threads)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.tokenizer", description="Train or inspect a tokenizer.")
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("train", help="train a lossless sentencepiece model")
-    command.add_argument("--input", type=Path, nargs="+", required=True, metavar="F", help=".jsonl and .txt files")
+    add_input_arguments(command)
     command.add_argument("--vocab-size", type=positive_int, required=True, metavar="N", help="pieces wanted")
     command.add_argument("--out", type=Path, required=True, metavar="FILE", help="the model, e.g. data/tokenizer.model")
     command.add_argument("--type", choices=("bpe", "unigram"), default="bpe", help="kind of model (default: bpe)")
@@ -218,19 +210,52 @@ def main(arguments: list[str] | None = None) -> None:
         type=positive_int,
         default=100_000_000,
         metavar="N",
-        help="train on about N bytes of the input, spread evenly over it (default: 100 MB)",
+        help="train on at most N bytes of text, spread evenly over the inputs (default: 100 MB)",
     )
     command.add_argument(
-        "--threads", type=positive_int, default=default_threads(), metavar="N", help="default: the cores at hand"
+        "--special",
+        nargs="+",
+        default=[],
+        metavar="PIECE",
+        help=f"control symbols beside {EOD_PIECE}; text that spells one is encoded like any other text",
     )
     command = commands.add_parser("inspect", help="show what a model is and how it encodes")
     command.add_argument("model", type=Path, metavar="MODEL")
     command.add_argument("--text", metavar="STRING", help="text to encode")
-    options = parser.parse_args(arguments)
+    command.add_argument(
+        "--eod-id", type=natural_int, metavar="N", help="control symbol that ends documents (default: the model's </s>)"
+    )
+    add_input_arguments(command, required=False)
+    for command in commands.choices.values():
+        command.add_argument(
+            "--threads", type=positive_int, default=default_threads(), metavar="N", help="default: the cores at hand"
+        )
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The command line."""
+    options = _parser().parse_args(arguments)
+    reading = reading_of(options)
     if options.command == "train":
-        train(options.input, options.vocab_size, options.out, options.type, options.sample_bytes, options.threads)
-    else:
-        inspect(options.model, options.text)
+        train(
+            options.input,
+            options.vocab_size,
+            options.out,
+            options.type,
+            options.sample_bytes,
+            options.threads,
+            reading,
+            options.strict,
+            options.special,
+        )
+        return
+    tokenizer = Tokenizer(options.model, options.eod_id)
+    inspect(tokenizer)
+    if options.text is not None:
+        show_text(tokenizer, options.text)
+    if options.input:
+        show_inputs(tokenizer, options.input, reading, options.strict, options.threads)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any
 from pretrain.errors import UserError
 
 RECORD = "run.json"
-FORMAT = 2
+FORMAT = 3
 """Of the files; a checkpoint of another format is not read."""
 _STEP = re.compile(r"step-(\d{8,})")
 _PARTIAL = ".partial-"

@@ -1,52 +1,99 @@
-"""The micro batches of one data-parallel rank, for training and for validation."""
+"""The samples of one data-parallel rank, for training and for validation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from pretrain.data.batch import MicroBatch
+from pretrain.data.mixture import Mixture
 from pretrain.data.order import SampleOrder
-from pretrain.data.reader import ShardReader
+from pretrain.data.reader import Rows, ShardReader
 from pretrain.errors import UserError
 
 
-class TrainingBatches:
-    """Steps of training data. The only state is the number of samples consumed so far, which the caller keeps.
+@dataclass(frozen=True)
+class Source:
+    """A data set's samples and their order."""
 
-    A step consumes the global draws [consumed, consumed + global_batch). They are dealt to the data-parallel ranks in
-    contiguous parts, so the global batch is the same for every data-parallel size and micro batch.
+    reader: ShardReader
+    order: SampleOrder
+
+
+class TrainingBatches:
+    """Steps of training data. The only state is how far the run is, which the caller keeps.
+
+    A step takes some global draws. They are dealt to the data-parallel ranks in contiguous parts, so the global batch
+    is the same for every data-parallel size and micro batch.
     """
 
     def __init__(
-        self, reader: ShardReader, order: SampleOrder, micro_batch: int, global_batch: int, dp_rank: int, dp_size: int
+        self,
+        sources: Sequence[Source],
+        mixture: Mixture,
+        micro_batch: int,
+        global_batch: int,
+        dp_rank: int,
+        dp_size: int,
     ) -> None:
         """Choose this rank's part; batch sizes count samples.
 
+        Args:
+            sources: of the data sets that the mixture still draws from, in any order.
+            mixture: its ``fingerprints`` name them.
+            micro_batch, global_batch: in samples.
+            dp_rank, dp_size: place among the data-parallel ranks.
+
         Raises:
             UserError: the global batch is no multiple of micro batch times data-parallel size.
-            ValueError: the order was made for another number of samples.
+            ValueError: an order was made for another number of samples.
         """
         if global_batch % (micro_batch * dp_size):
             raise UserError(
                 f"global batch {global_batch} is no multiple of micro batch {micro_batch} x "
                 f"data-parallel size {dp_size}: change one of them"
             )
-        if len(order) != len(reader):
-            raise ValueError(f"the order counts {len(order)} samples, the reader {len(reader)}")
-        self._reader = reader
-        self._order = order
-        self._micro_batch = micro_batch
-        self._slots = global_batch // dp_size
-        self._first_slot = dp_rank * self._slots
+        for source in sources:
+            if len(source.order) != len(source.reader):
+                raise ValueError(f"the order counts {len(source.order)} samples, the reader {len(source.reader)}")
+        by_fingerprint = {source.reader.manifest.fingerprint: source for source in sources}
+        self._sources = [by_fingerprint.get(fingerprint) for fingerprint in mixture.fingerprints]
+        self._blocks: dict[int, tuple[int, int]] = {}
+        self._mixture = mixture
+        self.micro_batch = micro_batch
+        self.global_batch = global_batch
+        self.sequence_length = sources[0].reader.sequence_length
+        self.slots = global_batch // dp_size
+        self._first_slot = dp_rank * self.slots
 
-    def fetch(self, consumed_samples: int) -> list[MicroBatch]:
-        """This rank's micro batches of the step that begins after ``consumed_samples`` of all ranks, in order."""
-        first = consumed_samples + self._first_slot
-        samples = [self._reader.read(self._order.sample_id(draw)) for draw in range(first, first + self._slots)]
-        return [
-            _micro_batch(samples[start : start + self._micro_batch], self._micro_batch, self._reader.sequence_length)
-            for start in range(0, self._slots, self._micro_batch)
-        ]
+    def stand_in(self, draws: npt.NDArray[np.int64]) -> Rows:
+        """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
+        tokens = np.zeros((self.slots, self.sequence_length + 1), dtype=np.int64)
+        return Rows(tokens, np.ones(self.slots, dtype=np.bool_))
+
+    def read(self, draws: npt.NDArray[np.int64]) -> Rows:
+        """This rank's samples of the step that takes the global ``draws`` ``[global_batch]``, in order."""
+        own = draws[self._first_slot : self._first_slot + self.slots]
+        numbers, own_draws = self._mixture.locate(own)
+        tokens = np.empty((self.slots, self.sequence_length + 1), dtype=np.int64)
+        sound = np.empty(self.slots, dtype=np.bool_)
+        for number in np.unique(numbers):
+            source = self._sources[number]
+            assert source is not None, "the mixture draws from a data set that has no reader"
+            here = numbers == number
+            self._expect(int(number), source, int(own_draws[here].max()))
+            rows = source.reader.read_rows(source.order.sample_ids(own_draws[here]))
+            tokens[here], sound[here] = rows.tokens, rows.sound
+        return Rows(tokens, sound)
+
+    def _expect(self, number: int, source: Source, draw: int) -> None:
+        """Where a data set's next block begins, have the shards of the one after it brought."""
+        block = source.order.block_of(draw)
+        if not source.reader.manifest.folder.is_local and self._blocks.get(number) != block:
+            self._blocks[number] = block
+            source.reader.expect(source.order.shards_from(*block))
 
 
 class ValidationBatches:
@@ -56,31 +103,37 @@ class ValidationBatches:
         """Take the first ``samples`` samples of the reader, all of them when it has fewer.
 
         Every rank gets the same number of micro batches, as collectives need it; where samples run out, rows that are
-        fully masked fill them, so a sum over all ranks of masked losses counts each sample once.
+        masked wholly fill them up.
         """
         self._reader = reader
         self._samples = min(samples, len(reader))
-        self._micro_batch = micro_batch
+        self.micro_batch = micro_batch
         self._dp_rank = dp_rank
         self._dp_size = dp_size
 
-    def fetch(self) -> list[MicroBatch]:
-        """This rank's micro batches."""
-        stride = self._micro_batch * self._dp_size
-        return [self._read(start + self._dp_rank * self._micro_batch) for start in range(0, self._samples, stride)]
+    def read(self) -> Rows:
+        """This rank's samples, in order; those that fill up count as bad."""
+        stride = self.micro_batch * self._dp_size
+        starts = np.arange(0, self._samples, stride) + self._dp_rank * self.micro_batch
+        ids = (starts[:, None] + np.arange(self.micro_batch)).ravel()
+        tokens = np.full((len(ids), self._reader.sequence_length + 1), self._reader.manifest.eod_id, dtype=np.int64)
+        sound = ids < self._samples
+        rows = self._reader.read_rows(ids[sound])
+        tokens[sound] = rows.tokens
+        sound[sound] = rows.sound
+        return Rows(tokens, sound)
 
-    def _read(self, first: int) -> MicroBatch:
-        last = min(first + self._micro_batch, self._samples)
-        samples = [self._reader.read(sample_id) for sample_id in range(first, last)]
-        return _micro_batch(samples, self._micro_batch, self._reader.sequence_length)
 
+def micro_batches(tokens: torch.Tensor, sound: torch.Tensor, micro_batch: int) -> list[MicroBatch]:
+    """Cut samples into micro batches; bad ones are masked wholly.
 
-def _micro_batch(samples: list[npt.NDArray[np.int64]], micro_batch: int, sequence_length: int) -> MicroBatch:
-    """Stack samples of ``sequence_length + 1`` tokens; rows without a sample hold token 0 and are masked."""
-    rows = np.zeros((micro_batch, sequence_length + 1), dtype=np.int64)
-    loss_mask = torch.zeros(micro_batch, sequence_length)
-    if samples:
-        rows[: len(samples)] = samples
-        loss_mask[: len(samples)] = 1.0
-    tokens = torch.from_numpy(rows)
-    return MicroBatch(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous(), loss_mask)
+    Args:
+        tokens: int64 ``[n * micro_batch, sequence + 1]``.
+        sound: bool ``[n * micro_batch]``, on the same device.
+        micro_batch: samples of one.
+    """
+    mask = sound.float()[:, None].expand(-1, tokens.shape[1] - 1)
+    return [
+        MicroBatch(part[:, :-1].contiguous(), part[:, 1:].contiguous(), loss_mask.contiguous())
+        for part, loss_mask in zip(torch.split(tokens, micro_batch), torch.split(mask, micro_batch), strict=True)
+    ]

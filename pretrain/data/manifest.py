@@ -1,24 +1,34 @@
 """The manifest of a data set: what its shards hold, and the fingerprint that names exactly these bytes.
 
-A data set is a folder: tar shards, one side index (:mod:`pretrain.data.shard_index`) beside each, a copy of the
-tokenizer, and ``manifest.json``, which is written last. Whoever sees a manifest sees a complete data set.
+A data set is a folder, local or remote: tar shards, one side index (:mod:`pretrain.data.shard_index`) beside each, a
+copy of the tokenizer, and ``manifest.json``, which is written last. Whoever sees a manifest sees a complete data set.
 """
 
 import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
+from pretrain.data.folder import Access, Entry, Folder, LocalFolder
+from pretrain.data.urls import is_remote, local_path, require_plain_name
 from pretrain.errors import UserError
+from pretrain.redaction import redact
 
 MANIFEST_NAME = "manifest.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+
+# More than a manifest of 100,000 shards and a vocabulary of a million, and than any tokenizer.
+_LARGEST_MANIFEST = 1 << 28
+_LARGEST_TOKENIZER = 1 << 26
+
+# In the place of a tokenizer's sha256 where the tokens came without a sentencepiece model.
+NO_TOKENIZER = "none"
 
 Dtype = Literal["<u2", "<u4"]
 _STRICT = {"extra": "forbid"}
@@ -50,8 +60,8 @@ class Split:
     """The training or the validation part.
 
     Attributes:
-        documents: documents that entered the split.
-        tokens: stored tokens, end-of-document tokens included; the one that neighbouring samples share counts once.
+        documents: documents that entered the split; 0 where foreign shards do not tell.
+        tokens: labels of the stored samples, which are their tokens but the first of each.
         samples: stored samples of ``sequence_length + 1`` tokens.
         dropped_tokens: the tail that did not fill a sample.
         unigram_entropy: nats per token. Training split: entropy of its own token frequencies. Validation split: cross
@@ -61,12 +71,37 @@ class Split:
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
-    documents: PositiveInt
+    documents: NonNegativeInt
     tokens: PositiveInt
     samples: PositiveInt
     dropped_tokens: NonNegativeInt
     unigram_entropy: float
     shards: tuple[Shard, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statistics:
+    """What went into a data set: records read are documents, duplicates, and the dropped of each kind.
+
+    Attributes:
+        records: read from the inputs.
+        documents: of them, kept.
+        duplicates: left out because an earlier document is the same.
+        dropped: records without a usable document, by the kind of their fault.
+        text_bytes: UTF-8 of the kept documents; 0 where the source was tokens.
+        document_tokens: of the kept documents, end-of-document tokens included.
+        bytes_per_token: text_bytes / document_tokens; None where the source was tokens.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
+
+    records: NonNegativeInt
+    documents: NonNegativeInt
+    duplicates: NonNegativeInt
+    dropped: dict[str, PositiveInt]
+    text_bytes: NonNegativeInt
+    document_tokens: NonNegativeInt
+    bytes_per_token: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +116,11 @@ class Description:
     vocab_size: PositiveInt
     eod_id: NonNegativeInt
     dtype: Dtype
-    tokenizer_file: str
+    tokenizer_file: str | None
     tokenizer_sha256: str
     token_counts: tuple[NonNegativeInt, ...]
     splits: dict[str, Split]
+    statistics: Statistics | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,36 +128,43 @@ class Manifest:
     """A data set that was found complete.
 
     Attributes:
-        directory: the folder of the manifest and the shards.
+        folder: of the manifest and the shards.
         name: of the data set.
         sequence_length: L; a stored sample has L + 1 tokens.
         vocab_size: real size of the tokenizer.
         eod_id: token that ends each document.
         dtype: numpy type of the stored tokens, little-endian.
-        tokenizer_file: the tokenizer's copy beside the manifest.
-        tokenizer_sha256: of that file, hex.
-        token_counts: int64 ``[vocab_size]``, over the stored tokens of the training split.
+        tokenizer_file: the sentencepiece model beside the manifest; None for imported tokens of another tokenizer.
+        tokenizer_sha256: of that file, hex; ``NO_TOKENIZER`` where there is none.
+        token_counts: int64 ``[vocab_size]``, over the labels of the training split.
         splits: by name, ``train`` and ``validation``.
+        statistics: of the building, where it is known.
         fingerprint: sha256 of the canonical JSON, hex; through the sha256 of each file it covers every stored byte.
     """
 
-    directory: Path
+    folder: Folder
     name: str
     sequence_length: int
     vocab_size: int
     eod_id: int
     dtype: Dtype
-    tokenizer_file: Path
+    tokenizer_file: Path | None
     tokenizer_sha256: str
     token_counts: npt.NDArray[np.int64]
     splits: Mapping[str, Split]
+    statistics: Statistics | None
     fingerprint: str
+
+    @property
+    def directory(self) -> Path:
+        """The folder, where it is on a disk; UserError where it is remote."""
+        return self.folder.directory
 
     def split(self, name: str) -> Split:
         """The split of that name; UserError when the data set has none."""
         if name not in self.splits:
             raise UserError(
-                f"data set {self.name!r} in {self.directory} has no split {name!r}; it has {sorted(self.splits)}"
+                f"data set {self.name!r} in {self.folder.where} has no split {name!r}; it has {sorted(self.splits)}"
             )
         return self.splits[name]
 
@@ -150,16 +193,17 @@ def read_json(path: Path, what: str) -> Any:
         raise UserError(f"{what} {path} is no JSON: {error}") from error
 
 
-def load_manifest(path: Path | str) -> Manifest:
-    """Read and check a manifest, named by its file or its folder; shards are checked when they are opened.
+def load_manifest(place: Path | str, access: Access | None = None) -> Manifest:
+    """Read and check a manifest, named by its file, its local folder or its URL; shards are checked when opened.
+
+    Args:
+        place: a path, or a URL of file, http, https or s3.
+        access: how remote folders are reached; None for the defaults.
 
     Raises:
         UserError: it is absent, damaged, of another format version, contradicts itself, or its tokenizer is missing.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = path / MANIFEST_NAME
-    content = read_json(path, "manifest")
+    content, folder, path = _read(str(place), access or Access())
     version = content.get("version") if isinstance(content, dict) else None
     if version != FORMAT_VERSION:
         raise UserError(
@@ -172,11 +216,14 @@ def load_manifest(path: Path | str) -> Manifest:
     fault = _contradiction(description)
     if fault:
         raise UserError(f"manifest {path} is damaged: {fault}")
-    tokenizer_file = path.parent / description.tokenizer_file
-    if not tokenizer_file.is_file():
-        raise UserError(f"tokenizer {tokenizer_file}, named in {path.name}, does not exist")
+    tokenizer_file = None
+    if description.tokenizer_file is not None:
+        entry = Entry(description.tokenizer_file, description.tokenizer_sha256, None, _LARGEST_TOKENIZER)
+        tokenizer_file = folder.keep(entry)
+        if not tokenizer_file.is_file():
+            raise UserError(f"tokenizer {tokenizer_file}, named in {MANIFEST_NAME}, does not exist")
     return Manifest(
-        directory=path.parent,
+        folder=folder,
         name=description.name,
         sequence_length=description.sequence_length,
         vocab_size=description.vocab_size,
@@ -186,16 +233,34 @@ def load_manifest(path: Path | str) -> Manifest:
         tokenizer_sha256=description.tokenizer_sha256,
         token_counts=np.array(description.token_counts, dtype=np.int64),
         splits=description.splits,
+        statistics=description.statistics,
         fingerprint=hashlib.sha256(canonical_json(content)).hexdigest(),
     )
+
+
+def _read(place: str, access: Access) -> tuple[Any, Folder, str]:
+    """A manifest's content, its folder, and its own place for messages."""
+    if not is_remote(place):
+        path = local_path(place)
+        path = path / MANIFEST_NAME if path.is_dir() else path
+        return read_json(path, "manifest"), LocalFolder(path.parent), str(path)
+    text, folder = access.read(place, _LARGEST_MANIFEST)
+    try:
+        return json.loads(text), folder, redact(place)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"manifest {redact(place)} is no JSON: {error}") from error
 
 
 def _contradiction(description: Description) -> str | None:
     """What in a well-formed manifest cannot be true, if anything."""
     files = [shard.file for split in description.splits.values() for shard in split.shards]
     for file in (*files, description.tokenizer_file):
-        if PurePath(file).name != file:
-            return f"{file!r} is no plain file name"
+        try:
+            require_plain_name(file or MANIFEST_NAME)
+        except UserError as error:
+            return str(error)
+    if (description.tokenizer_file is None) != (description.tokenizer_sha256 == NO_TOKENIZER):
+        return f"tokenizer_file {description.tokenizer_file} has sha256 {description.tokenizer_sha256}"
     if len(set(files)) != len(files):
         return "a shard is named twice"
     if len(description.token_counts) != description.vocab_size:

@@ -1,24 +1,57 @@
-"""Random access to the samples of one split."""
+"""Random access to the samples of one split, each checked against its crc32.
+
+A sample that cannot be read, or is not what was written, is read once more; then it is bad: the caller gets a row of
+end-of-document tokens in its place and is told so. A whole shard that cannot be opened is so many bad samples. Nothing
+here raises for damage, since an exception on one rank would leave the others waiting. A remote shard that cannot be had
+is no damage: a source that is away comes back, and its samples are sound.
+"""
 
 import os
+import zlib
 from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from pretrain.data.manifest import Manifest, Shard
-from pretrain.data.shard_index import index_path, load_index
+from pretrain.data.shard_index import check_header, entries, load_index
 from pretrain.errors import UserError
 
-# Well under the usual limit of 1024 open files of a process; large data sets have thousands of shards.
+# Each takes a descriptor for the tar and one for its mapped index: together under the usual limit of 1024 open files.
 MAX_OPEN_SHARDS = 256
+
+
+class _DamageError(Exception):
+    """A shard that is not what the manifest describes."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Samples as they were read.
+
+    Attributes:
+        tokens: int64 ``[n, sequence_length + 1]``; a bad sample's are all the end-of-document token.
+        sound: bool ``[n]``, False where the sample is bad.
+    """
+
+    tokens: npt.NDArray[np.int64]
+    sound: npt.NDArray[np.bool_]
 
 
 class ShardReader:
     """Reads samples by their number, with one pread each; keeps files open, and no state that affects what is read."""
 
-    def __init__(self, manifest: Manifest, split: str, sequence_length: int) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        split: str,
+        sequence_length: int,
+        report: Callable[[str], None] = print,
+        max_open: int | None = None,
+    ) -> None:
         """Prepare reading; no shard is opened before its first sample is asked for.
 
         Args:
@@ -26,6 +59,8 @@ class ShardReader:
             split: ``train`` or ``validation``.
             sequence_length: length to train with. Where it is the shards' length divided by k, each stored sample gives
                 k samples, the next beginning with the last token of the one before, as stored samples do.
+            report: is given one line for every bad sample and every shard that cannot be opened, once.
+            max_open: shards to keep open; None for ``MAX_OPEN_SHARDS``.
 
         Raises:
             UserError: no such split, or a length that does not divide the shards'.
@@ -33,14 +68,19 @@ class ShardReader:
         if sequence_length < 1 or manifest.sequence_length % sequence_length:
             raise UserError(
                 f"sequence length {sequence_length} does not divide the {manifest.sequence_length} of the shards in "
-                f"{manifest.directory}: choose a divisor, or build shards with --sequence-length {sequence_length}"
+                f"{manifest.folder.where}: choose a divisor, or build shards with --sequence-length {sequence_length}"
             )
         self.manifest = manifest
         self.sequence_length = sequence_length
         self._parts = manifest.sequence_length // sequence_length
+        self._row_tokens = manifest.sequence_length + 1
         self._shards = manifest.split(split).shards
         self._stored_ends = np.cumsum([shard.samples for shard in self._shards], dtype=np.int64)
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
+        self._max_open = max_open or MAX_OPEN_SHARDS
+        self._report = report
+        self._reported: set[str] = set()
+        self._renewed: set[int] = set()
 
     def __len__(self) -> int:
         """Samples of the split at this sequence length."""
@@ -51,25 +91,82 @@ class ShardReader:
         """Samples per shard at this sequence length, in the order of the sample ids."""
         return [shard.samples * self._parts for shard in self._shards]
 
+    def expect(self, shards: Sequence[int]) -> None:
+        """Say which shards, by their place in the split, will be read soon, the first ones first."""
+        self.manifest.folder.expect([entry for number in shards for entry in entries(self._shards[number])])
+
     def read(self, sample_id: int) -> npt.NDArray[np.int64]:
         """One sample: int64 ``[sequence_length + 1]``.
 
         Raises:
             IndexError: no such sample.
-            UserError: the shard is missing, or is not the one that the manifest describes.
+            UserError: it is bad; what is wrong with it was reported.
         """
-        if not 0 <= sample_id < len(self):
-            raise IndexError(f"sample {sample_id} of {len(self)}")
-        stored, part = divmod(sample_id, self._parts)
-        number = int(np.searchsorted(self._stored_ends, stored, side="right"))
-        row = stored - (int(self._stored_ends[number]) - self._shards[number].samples)
-        return self._shard(number).read(row, part * self.sequence_length, self.sequence_length + 1)
+        rows = self.read_rows(np.array([sample_id]))
+        if not rows.sound[0]:
+            raise UserError(f"sample {sample_id} of {self.manifest.folder.where} is damaged: restore its shard")
+        sample: npt.NDArray[np.int64] = rows.tokens[0]
+        return sample
+
+    def read_rows(self, sample_ids: npt.NDArray[np.int64]) -> Rows:
+        """Samples in the order of their ids ``[n]``.
+
+        Raises:
+            IndexError: no such sample.
+            UserError: a remote shard cannot be had.
+        """
+        if len(sample_ids) and not (sample_ids.min() >= 0 and sample_ids.max() < len(self)):
+            raise IndexError(f"samples {sample_ids.min()} to {sample_ids.max()} of {len(self)}")
+        stored, parts = np.divmod(sample_ids, self._parts)
+        numbers = np.searchsorted(self._stored_ends, stored, side="right")
+        own = stored - self._stored_ends[numbers]  # negative: counted from the shard's end
+        content: npt.NDArray[np.unsignedinteger] = np.empty((len(stored), self._row_tokens), dtype=self.manifest.dtype)
+        sound = np.empty(len(stored), dtype=np.bool_)
+        view = content.reshape(-1).view(np.uint8).data
+        size = self._row_tokens * content.itemsize
+        for slot, (number, row) in enumerate(zip(numbers.tolist(), own.tolist(), strict=True)):
+            row += self._shards[number].samples
+            sound[slot] = self._read_stored(number, row, view[slot * size : (slot + 1) * size])
+        if self._parts == 1:
+            tokens = content.astype(np.int64)
+        else:
+            columns = parts[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
+            tokens = np.take_along_axis(content, columns, axis=1).astype(np.int64)
+        tokens[~sound] = self.manifest.eod_id
+        return Rows(tokens, sound)
+
+    def _read_stored(self, number: int, row: int, target: memoryview) -> bool:
+        """Fill ``target`` with a stored sample; whether it is what was written."""
+        fault = self._fault_of(number, row, target)
+        if fault is not None:
+            if shard := self._open.pop(number, None):
+                shard.forget(row)
+            self._renew(number)
+            fault = self._fault_of(number, row, target)
+        if fault is not None and fault not in self._reported:
+            self._reported.add(fault)
+            self._report(fault)
+        return fault is None
+
+    def _fault_of(self, number: int, row: int, target: memoryview) -> str | None:
+        """Fill ``target``; what is wrong with the sample or its shard, if anything."""
+        try:
+            return self._shard(number).read_into(target, row)
+        except _DamageError as error:
+            return str(error)
+
+    def _renew(self, number: int) -> None:
+        """Have the copy of a remote shard brought anew, once."""
+        if number not in self._renewed:
+            self._renewed.add(number)
+            for entry in entries(self._shards[number]):
+                self.manifest.folder.renew(entry)
 
     def _shard(self, number: int) -> "_OpenShard":
         shard = self._open.get(number)
         if shard is None:
             shard = self._open[number] = _OpenShard(self.manifest, self._shards[number])
-            if len(self._open) > MAX_OPEN_SHARDS:
+            if len(self._open) > self._max_open:
                 self._open.popitem(last=False)
         else:
             self._open.move_to_end(number)
@@ -80,47 +177,66 @@ class _OpenShard:
     """One tar, open for positional reads; closed when the last reference to it goes."""
 
     def __init__(self, manifest: Manifest, shard: Shard) -> None:
-        self._path = manifest.directory / shard.file
-        self._dtype = np.dtype(manifest.dtype)
-        self._row_tokens = manifest.sequence_length + 1
-        self._row_ends, self._row_offsets = self._lay_out(self._path, shard)
-        try:
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise UserError(f"shard {self._path} cannot be opened: {error.strerror}") from error
+        """Open a tar and its index.
+
+        Raises:
+            _DamageError: either is missing or not the one that the manifest describes.
+            UserError: either is remote and cannot be had.
+        """
+        tar, side = entries(shard)
+        self._leases = (manifest.folder.hold(tar), manifest.folder.hold(side))
+        self._path = manifest.folder.describe(shard.file)
+        self._descriptor = _open(self._leases[0].path)
         size = os.fstat(self._descriptor).st_size
         if size != shard.bytes:
-            raise UserError(
-                f"shard {self._path} has {size} bytes, its manifest says {shard.bytes}: "
-                "restore the file or build the shards anew"
-            )
+            raise _DamageError(f"shard {self._path} has {size} bytes, its manifest says {shard.bytes}")
+        try:
+            index = load_index(self._leases[1].path, shard.index_sha256)
+        except UserError as error:
+            raise _DamageError(str(error)) from error
+        contradiction = check_header(index.header, manifest, shard)
+        if contradiction:
+            raise _DamageError(f"shard {self._path}: {contradiction}")
+        self._row_bytes = index.header.row_bytes
+        self._crc32 = index.crc32
+        rows = index.rows.astype(np.int64)
+        self._row_ends = np.cumsum(rows)
+        # Per member the byte where row 0 would lie if the member held it.
+        self._row_offsets = index.offsets.astype(np.int64) - (self._row_ends - rows) * self._row_bytes
 
     def __del__(self) -> None:
         descriptor = getattr(self, "_descriptor", None)
         if descriptor is not None:
             os.close(descriptor)
 
-    def _lay_out(self, path: Path, shard: Shard) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Per member: the number of rows up to its end, and the byte where row 0 would lie if the member held it."""
-        index = load_index(index_path(path), shard.index_sha256)
-        if (index.sample_length, index.dtype, index.samples) != (self._row_tokens, self._dtype.str, shard.samples):
-            raise UserError(f"shard index {index_path(path)} contradicts the manifest: build the shards anew")
-        samples = np.array([member.samples for member in index.members], dtype=np.int64)
-        file_ends = np.array([member.offset + member.size for member in index.members], dtype=np.int64)
-        ends = np.cumsum(samples)
-        return ends, file_ends - ends * self._row_bytes
-
-    @property
-    def _row_bytes(self) -> int:
-        return self._row_tokens * self._dtype.itemsize
-
-    def read(self, row: int, first: int, count: int) -> npt.NDArray[np.int64]:
-        """Tokens [first, first + count) of a stored sample, int64."""
-        member = int(np.searchsorted(self._row_ends, row, side="right"))
-        place = int(self._row_offsets[member]) + row * self._row_bytes + first * self._dtype.itemsize
-        content = os.pread(self._descriptor, count * self._dtype.itemsize, place)
-        if len(content) != count * self._dtype.itemsize:
-            raise UserError(
-                f"shard {self._path} ended early while it was read: restore the file or build the shards anew"
+    def read_into(self, target: memoryview, row: int) -> str | None:
+        """Fill ``target`` with the stored bytes of a sample; what is wrong with them, if anything."""
+        place = self._place(row)
+        try:
+            count = os.preadv(self._descriptor, [target], place)
+        except OSError as error:
+            return f"sample {row} of shard {self._path} at byte {place} cannot be read: {error.strerror}"
+        if count != len(target):
+            return f"sample {row} of shard {self._path} at byte {place} has {count} bytes instead of {len(target)}"
+        crc32, expected = zlib.crc32(target), int(self._crc32[row])
+        if crc32 != expected:
+            return (
+                f"sample {row} of shard {self._path} at byte {place} has crc32 {crc32:08x}, its index says "
+                f"{expected:08x}"
             )
-        return np.frombuffer(content, dtype=self._dtype).astype(np.int64)
+        return None
+
+    def forget(self, row: int) -> None:
+        """Have the system read a sample from the disk or the server the next time, not from its memory."""
+        os.posix_fadvise(self._descriptor, self._place(row), self._row_bytes, os.POSIX_FADV_DONTNEED)
+
+    def _place(self, row: int) -> int:
+        member = int(np.searchsorted(self._row_ends, row, side="right"))
+        return int(self._row_offsets[member]) + row * self._row_bytes
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise _DamageError(f"shard {path} cannot be opened: {error.strerror}") from error

@@ -32,8 +32,16 @@ class Tokenizer:
         processor: the sentencepiece processor itself.
     """
 
-    def __init__(self, file: Path | str) -> None:
-        """Load a model; UserError when it is absent, is none, or has no end-of-sentence symbol to end documents."""
+    def __init__(self, file: Path | str, eod_id: int | None = None) -> None:
+        """Load a model.
+
+        Args:
+            file: the model.
+            eod_id: control symbol that ends documents; None takes the model's end-of-sentence symbol.
+
+        Raises:
+            UserError: the file is absent or no model, or there is no control symbol to end documents with.
+        """
         self.file = Path(file)
         if not self.file.is_file():
             raise UserError(f"tokenizer {self.file} does not exist")
@@ -44,10 +52,16 @@ class Tokenizer:
             raise UserError(f"tokenizer {self.file} is no sentencepiece model") from error
         self.sha256 = sha256_of_file(self.file)
         self.vocab_size: int = self.processor.get_piece_size()
-        self.eod_id: int = self.processor.eos_id()
+        self.eod_id: int = self.processor.eos_id() if eod_id is None else eod_id
         if self.eod_id < 0:
             raise UserError(
-                f"tokenizer {self.file} has no end-of-sentence symbol, which ends documents: train one with it"
+                f"tokenizer {self.file} has no end-of-sentence symbol, which ends documents: "
+                "name another control symbol by --eod-id"
+            )
+        if self.eod_id >= self.vocab_size or not self.processor.is_control(self.eod_id):
+            raise UserError(
+                f"tokenizer {self.file}: id {self.eod_id} is no control symbol, so it cannot end documents "
+                "(text may be encoded to it)"
             )
         self._separable = self._is_separable()
 

@@ -7,7 +7,7 @@ import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from megatron_ext import ModelSettings, ParallelSettings, ResidualSettings, build_model
+from megatron_ext import Documents, ModelSettings, ParallelSettings, ResidualSettings, build_model, find_documents
 from megatron_ext.initialize import OUTPUT_BIAS, _cut, _whole_shape, global_names
 from megatron_ext.model import transformer_config
 
@@ -22,6 +22,16 @@ GPT2: dict[str, Any] = {
     "tie_embeddings": True,
 }
 """GPT-2's choices."""
+EOD = 3
+PACKINGS: dict[str, tuple[tuple[int, ...], ...]] = {
+    "no end at all": ((), ()),
+    "ends at the samples' edges": ((SEQUENCE - 1,), (0, SEQUENCE - 2, SEQUENCE - 1)),
+    "documents of one token": ((4, 5, 6, 7), (0, 1, 10, 11, 22)),
+    "a document over both samples": ((9,), (13,)),
+    "lengths that repeat": ((7, 15), (3, 7, 15, 19)),
+    "nothing but ends": (tuple(range(SEQUENCE)), tuple(range(SEQUENCE))),
+}
+"""The places of the end-of-document token in each sample."""
 REQUIRED: dict[str, dict[str, Any]] = {"p": {"p": 3.0}}
 """Of the schemes that need more than their name."""
 
@@ -80,3 +90,13 @@ def batch(vocab_size: int = VOCAB_SIZE) -> tuple[Tensor, Tensor, Tensor, Tensor]
     drawn = torch.randint(0, vocab_size, (BATCH, SEQUENCE + 1), generator=generator)
     weights = torch.rand(BATCH, SEQUENCE, generator=generator) ** math.e
     return drawn[:, :-1], drawn[:, 1:], torch.arange(SEQUENCE).expand(BATCH, SEQUENCE), weights
+
+
+def packed_batch(packing: str, vocab_size: int = VOCAB_SIZE) -> tuple[Tensor, Tensor, Documents, Tensor]:
+    """As :func:`batch`, with documents and their position_ids."""
+    tokens, labels, _, weights = batch(vocab_size)
+    drawn = torch.cat([tokens, labels[:, -1:]], dim=1)
+    drawn[drawn == EOD] += 1
+    for row, places in enumerate(PACKINGS[packing]):
+        drawn[row, list(places)] = EOD
+    return drawn[:, :-1], drawn[:, 1:], find_documents(drawn[:, :-1], EOD), weights

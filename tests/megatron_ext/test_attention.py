@@ -36,9 +36,9 @@ def test_attention_refuses_other_masks_packing_and_caches() -> None:
         ScaledDotProductAttention(config, 1, AttnMaskType.padding, "self")
     attention = ScaledDotProductAttention(config, 1, AttnMaskType.causal, "self")
     whole, part = torch.randn(6, 2, 4, 8), torch.randn(1, 2, 4, 8)
-    with pytest.raises(ValueError, match="no packing, attention bias or cache"):
+    with pytest.raises(ValueError, match="no bias, cache or packing"):
         attention(part, whole, whole)
-    with pytest.raises(ValueError, match="no packing, attention bias or cache"):
+    with pytest.raises(ValueError, match="no bias, cache or packing"):
         attention(whole, whole, whole, packed_seq_params=object())
 
 

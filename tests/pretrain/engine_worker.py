@@ -15,6 +15,7 @@ from pretrain.deepspeed_compat import (
 )
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
+from tests.megatron_ext import reference
 from tests.pretrain import tiny
 
 PLACE = parallel.start(read_launch(), tiny.LAYOUTS["one"], seed=0)
@@ -136,7 +137,30 @@ def fresh_adam_state_is_linked_for_every_parameter() -> None:
             assert owned_fragment(parameter, name).numel() == parameter.numel()
 
 
+def documents_are_kept_apart_in_training_and_validation() -> None:
+    """The loss of a plain fp64 model with a dense mask, over all tokens; another one where samples are whole."""
+    config = tiny.config("one")
+    for eod_id in (tiny.EOD, None):
+        trained = Engine(config, config.model, tiny.TOKEN_COUNTS, PLACE, eod_id)
+        batches = tiny.micro_batches(0, 0, 1, ends_below=40)
+        expected = {divide: reference_loss(trained, batches, divide) for divide in (tiny.EOD, None)}
+        assert abs(expected[tiny.EOD] - expected[None]) > 1e-4
+        for loss in (trained.evaluate(batches), float(trained.forward_backward(batches))):
+            assert abs(loss - expected[eod_id]) < 2e-6, (eod_id, loss, expected)
+
+
+def reference_loss(trained: Engine, batches: list[MicroBatch], eod_id: int | None) -> float:
+    weights = {name: parameter.detach().double() for name, parameter in global_names(trained.module).items()}
+    total, count = 0.0, 0.0
+    for batch in batches:
+        logits = reference.gpt(weights, batch.tokens, tiny.config("one").model, eod_id)
+        total += float((reference.cross_entropy(logits, batch.labels) * batch.loss_mask).sum())
+        count += float(batch.loss_mask.sum())
+    return total / count
+
+
 def main() -> None:
+    documents_are_kept_apart_in_training_and_validation()
     bf16_gradients_add_up_in_fp32()
     a_step_without_a_counted_token_changes_nothing_but_decay()
     only_matrices_decay()

@@ -29,6 +29,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "qk_norm": {"model": {"qk_norm": True, "z_loss": 0.01}},
     "gpt2": {"model": {**GPT2, "output_bias": "none"}},
     "recompute": {"model": {"recompute": "full"}},
+    "documents": {"data": {"separate_documents": True}, "model": {"qk_norm": True, "recompute": "full"}},
+    "documents_gpt2": {"data": {"separate_documents": True}, "model": {**GPT2, "output_bias": "none"}},
     "bf16": {"train": {"precision": "bf16"}},
     "dropped_all_reduce": {},
 }
@@ -51,16 +53,18 @@ def main() -> None:
 def run(layout: str, variant: str) -> dict[str, Any]:
     config = tiny.config(layout, **VARIANTS[variant])
     place = parallel.arrange(torch.device("cpu"), config.parallel, config.train.seed)
-    engine = Engine(config, config.model, tiny.TOKEN_COUNTS, place)
+    documents = config.data.separate_documents
+    engine = Engine(config, config.model, tiny.TOKEN_COUNTS, place, tiny.EOD if documents else None)
+    ends_below = 40 if documents else 0
     losses, norms, gradients = [], [], {}
     for step in range(config.train.steps):
-        share = engine.forward_backward(tiny.micro_batches(step, place.dp_rank, place.dp_size))
+        share = engine.forward_backward(tiny.micro_batches(step, place.dp_rank, place.dp_size, ends_below))
         if step == 0:
             gradients = full_gradients(engine)
         engine.step(learning_rate(step, config.train.steps, config.optimizer))
         losses.append(float(engine.sum_shares(share)))
         norms.append(float(engine.grad_norm()))
-    held_out = engine.evaluate(tiny.micro_batches(1000, place.dp_rank, place.dp_size))
+    held_out = engine.evaluate(tiny.micro_batches(1000, place.dp_rank, place.dp_size, ends_below))
     mine = {
         "shapes": {name: tuple(p.shape) for name, p in global_names(engine.module).items()},
         "owned": {name: owned_range(p) for name, p in global_names(engine.module).items()},

@@ -150,3 +150,26 @@ def test_a_broken_file(tmp_path: Path, text: str, fault: str) -> None:
 
 def test_a_file_that_is_not_there() -> None:
     assert "configs/nothing.yaml: cannot read the configuration" in refusal(path=Path("configs/nothing.yaml"))
+
+
+def test_a_list_of_data_sets_is_read_and_written(tmp_path: Path) -> None:
+    config = load_config(DEMO, ["data.manifest=null", "data.datasets=[{manifest: a, weight: 2}, {manifest: b}]"])
+    assert [(str(entry.manifest), entry.weight) for entry in config.data.datasets] == [("a", 2), ("b", 1)]
+    assert load_config(written(tmp_path, dump_config(config)), []) == config
+
+
+@pytest.mark.parametrize(
+    ("entry", "fault"),
+    [
+        ("{weight: 1}", "data.datasets.1.manifest is missing; give it in data.datasets"),
+        ("{manifest: b, weight: 0}", "data.datasets.1.weight=0: input should be greater than 0"),
+        ("{manifest: b, weight: true}", "data.datasets.1.weight=True: input should be a valid number"),
+        ("{manifest: b, max_epochs: 0}", "data.datasets.1.max_epochs=0: input should be greater than 0"),
+        ("{manifest: b, wieght: 2}", "data.datasets.1.wieght=2: extra inputs are not permitted"),
+        ("{manifest: b, name: a/b}", "data.datasets.1.name='a/b': string should match pattern"),
+        ("b", "data.datasets.1='b': input should be a valid dictionary or instance of DatasetSettings"),
+    ],
+)
+def test_a_wrong_entry_of_a_list_is_named_by_its_place(entry: str, fault: str) -> None:
+    override = f"data.datasets=[{{manifest: a}}, {entry}]"
+    assert refusal(override).startswith(f"argument {override!r}: {fault}")

@@ -12,13 +12,20 @@ from tests.pretrain import tiny
 pytestmark = pytest.mark.dist
 
 WORLDS = {
-    1: ["one", "one:tied", "one:pre_norm", "one:gpt2", "one:qk_norm", "one:recompute", "one:bf16"],
+    1: [
+        *["one", "one:tied", "one:pre_norm", "one:gpt2", "one:qk_norm", "one:recompute", "one:bf16"],
+        *["one:documents", "one:documents_gpt2"],
+    ],
     2: [
         *["tp2", "tp2sp", "pp2", "dp2", "tp2sp:pre_norm", "tp2sp:tied", "pp2:tied", "tp2sp:bf16", "dp2:bf16"],
+        *["tp2sp:documents", "pp2:documents", "dp2:documents", "pp2:documents_gpt2"],
         *["tp2:gpt2", "tp2sp:gpt2", "pp2:gpt2", "tp2:qk_norm", "tp2sp:qk_norm", "pp2:qk_norm"],
         "tp2sp:dropped_all_reduce",  # last: it breaks the worker
     ],
-    4: ["tp2pp2", "tp2pp2sp:recompute", "tp2pp2sp:gpt2", "tp2pp2sp:qk_norm", "tp2pp2:tied", "tp2dp2", "pp2dp2"],
+    4: [
+        *["tp2pp2", "tp2pp2sp:recompute", "tp2pp2sp:gpt2", "tp2pp2sp:qk_norm", "tp2pp2:tied", "tp2dp2", "pp2dp2"],
+        *["tp2pp2sp:documents", "tp2pp2sp:documents_gpt2", "pp4:documents"],
+    ],
 }
 DIVIDED = [case for world in (2, 4) for case in WORLDS[world]]
 EXACT = [case for case in DIVIDED if not case.endswith((":bf16", ":dropped_all_reduce"))]

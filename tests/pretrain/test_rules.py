@@ -2,12 +2,14 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megatron_ext import SCHEMES
 from pretrain.config import Config, load_config
 from pretrain.data.manifest import load_manifest
+from pretrain.datasets import Dataset
 from pretrain.errors import UserError
 from pretrain.rules import CONFIG_RULES, DATA_RULES, LAYOUT_RULES, check_config, check_data, check_layout
 from tests.launch import REPOSITORY
@@ -89,6 +91,16 @@ BROKEN_SETTINGS = [
     ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=15 must be below train.steps=10"),
     ("scheme_is_known", ["model.residual.scheme=GEONORM"], "did you mean geonorm?"),
     ("run_has_a_folder", ["run.dir=''"], "run.dir is empty; name a folder for the run"),
+    (
+        "data_are_named_once",
+        ["data.manifest=null"],
+        "data.manifest is missing; give it, or several data sets as data.datasets",
+    ),
+    (
+        "data_are_named_once",
+        ["data.datasets=[{manifest: a}]"],
+        "data.manifest=runs/demo/data/shards/manifest.json and data.datasets are both given; remove one",
+    ),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
 BROKEN_LAYOUTS = [
@@ -100,18 +112,32 @@ BROKEN_DATA = [
     ("sequence_fits_shards", ["model.sequence_length=24"], "does not divide the shards' 32"),
     ("vocabulary_fits_tokenizer", ["model.vocab_size=100"], "smaller than the tokenizer's"),
 ]
+BROKEN_MIXTURES: list[tuple[str, dict[str, Any], str]] = [
+    ("data_sets_have_names_of_their_own", {"fingerprint": "f"}, "two of data.datasets are called data; give one"),
+    ("data_sets_differ", {"name": "other"}, "data.datasets: data and other are the same data set {fingerprint}; "),
+    (
+        "tokenizers_are_the_same",
+        {"name": "other", "fingerprint": "f", "tokenizer_sha256": "0" * 64},
+        "data.datasets: data was built with the tokenizer {tokenizer}, other with 000000000000; build both with the",
+    ),
+    (
+        "tokenizers_are_the_same",
+        {"name": "other", "fingerprint": "f", "eod_id": 2},
+        "data.datasets: data was built with the tokenizer {tokenizer}, other with {tokenizer}; build both with the",
+    ),
+]
 NO_VALIDATION = ("validation_has_samples", "has no validation split; set validation.every=0")
 
 
 def test_every_rule_is_broken_here() -> None:
-    tested = {row[0] for row in (*BROKEN_SETTINGS, *BROKEN_LAYOUTS, *BROKEN_DATA, NO_VALIDATION)}
+    tested = {row[0] for row in (*BROKEN_SETTINGS, *BROKEN_LAYOUTS, *BROKEN_DATA, *BROKEN_MIXTURES, NO_VALIDATION)}
     assert tested == {rule.__name__ for rule in (*CONFIG_RULES, *LAYOUT_RULES, *DATA_RULES)}
 
 
 def test_the_demo_keeps_all(manifest: Path) -> None:
     check_config(demo())
     check_layout(demo("parallel.tp=2"), 2)
-    check_data(demo("model.sequence_length=32"), load_manifest(manifest))
+    check_data(demo("model.sequence_length=32"), [Dataset("data", load_manifest(manifest))])
 
 
 @pytest.mark.parametrize(
@@ -152,7 +178,7 @@ def test_layouts(rule: str, overrides: list[str], world_size: int, message: str)
 
 @pytest.mark.parametrize(("rule", "overrides", "message"), BROKEN_DATA)
 def test_data(manifest: Path, rule: str, overrides: list[str], message: str) -> None:
-    config, data = demo(*overrides), load_manifest(manifest)
+    config, data = demo(*overrides), [Dataset("data", load_manifest(manifest))]
     assert message in ({r.__name__: r(config, data) for r in DATA_RULES}[rule] or "")
     with pytest.raises(UserError):
         check_data(config, data)
@@ -160,10 +186,29 @@ def test_data(manifest: Path, rule: str, overrides: list[str], message: str) -> 
 
 def test_a_data_set_without_validation(manifest: Path) -> None:
     whole = load_manifest(manifest)
-    data = dataclasses.replace(whole, splits={"train": whole.split("train")})
+    data = [Dataset("data", dataclasses.replace(whole, splits={"train": whole.split("train")}))]
     rules = {rule.__name__: rule for rule in DATA_RULES}
     assert NO_VALIDATION[1] in (rules[NO_VALIDATION[0]](demo(), data) or "")
     assert rules[NO_VALIDATION[0]](demo("validation.every=0"), data) is None
+    assert rules[NO_VALIDATION[0]](demo(), [*data, Dataset("other", whole)]) is None
+
+
+@pytest.mark.parametrize(("rule", "changes", "message"), BROKEN_MIXTURES)
+def test_mixtures(manifest: Path, rule: str, changes: dict[str, Any], message: str) -> None:
+    one = load_manifest(manifest)
+    other = dataclasses.replace(one, **changes)
+    datasets = [Dataset(one.name, one), Dataset(other.name, other)]
+    expected = message.format(fingerprint=one.fingerprint[:12], tokenizer=one.tokenizer_sha256[:12])
+    broken = {other.__name__: other(demo("model.sequence_length=32"), datasets) for other in DATA_RULES}
+    assert (broken[rule] or "").startswith(expected), broken
+
+
+def test_a_mixture_of_two_data_sets_of_their_own_is_accepted(manifest: Path) -> None:
+    one = load_manifest(manifest)
+    other = dataclasses.replace(one, name="other", fingerprint="f", sequence_length=64)
+    check_data(demo("model.sequence_length=32"), [Dataset(one.name, one), Dataset(other.name, other)])
+    with pytest.raises(UserError, match="is longer than the shards' 32"):
+        check_data(demo("model.sequence_length=64"), [Dataset(other.name, other), Dataset(one.name, one)])
 
 
 @pytest.mark.parametrize("positions", ["learned", "none"])
@@ -173,4 +218,4 @@ def test_without_rope_a_head_may_have_any_width(positions: str) -> None:
 
 def test_a_larger_vocabulary_is_allowed(manifest: Path) -> None:
     data = load_manifest(manifest)
-    check_data(demo("model.sequence_length=32", f"model.vocab_size={data.vocab_size + 5}"), data)
+    check_data(demo("model.sequence_length=32", f"model.vocab_size={data.vocab_size + 5}"), [Dataset("data", data)])

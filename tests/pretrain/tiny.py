@@ -13,6 +13,7 @@ VOCAB = 300  # needs padding for every tensor-parallel size
 SEQUENCE = 32
 MICRO_BATCH = 2
 GLOBAL_BATCH = 8
+EOD = 0
 TOKEN_COUNTS = [max(1, 10_000 // (token + 1)) for token in range(VOCAB)]
 
 LAYOUTS = {
@@ -27,6 +28,7 @@ LAYOUTS = {
     "tp2dp2": ParallelSettings(tp=2),
     "tp2pp2dp2": ParallelSettings(tp=2, pp=2),
     "tp2pp2dp2sp": ParallelSettings(tp=2, pp=2, sp=True),
+    "pp4": ParallelSettings(pp=4),
     "pp4dp2": ParallelSettings(pp=4),
 }
 
@@ -60,10 +62,14 @@ def config(layout: str, **sections: dict[str, Any]) -> Config:
     return Config.model_validate(tree)
 
 
-def micro_batches(step: int, dp_rank: int, dp_size: int) -> list[MicroBatch]:
-    """One rank's micro batches of a step; the last samples are masked almost or wholly, the first not at all."""
+def micro_batches(step: int, dp_rank: int, dp_size: int, ends_below: int = 0) -> list[MicroBatch]:
+    """One rank's micro batches of a step; the last samples are masked almost or wholly, the first not at all.
+
+    A token below `ends_below` becomes an end of document, so that documents are short.
+    """
     generator = torch.Generator().manual_seed(step)
     rows = torch.randint(0, VOCAB, (GLOBAL_BATCH, SEQUENCE + 1), generator=generator)
+    rows[rows < ends_below] = EOD
     keep = torch.tensor([1.0, 0.9, 0.7, 0.5, 0.2, 0.1, 0.03, 0.0])
     mask = (torch.rand(GLOBAL_BATCH, SEQUENCE, generator=generator) < keep[:, None]).float()
     slots = GLOBAL_BATCH // dp_size

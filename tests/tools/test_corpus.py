@@ -22,7 +22,7 @@ def test_the_embedded_corpus_is_the_topics_and_the_standard_library(tmp_path: Pa
     assert len(set(names)) == len(names)
     parts = {part for name in names[len(topics) :] for part in name.split("/")}
     assert not parts & {"test", "tests", "idle_test", "site-packages", "dist-packages", "topics.py"}
-    listing = tmp_path / "documents.skipped.txt"
+    listing = tmp_path / "documents.dropped.txt"
     skipped = listing.read_text().splitlines() if listing.exists() else []
     assert all(line.endswith(": empty") for line in skipped)
 
@@ -75,13 +75,14 @@ def test_own_text_is_read_and_what_cannot_be_read_is_named(tmp_path: Path, capsy
         f"{text}/lines.jsonl:2: text is no string",
         f"{text}/picture.png: not a text file type",
     ]
-    listing = out / "documents.skipped.txt"
+    listing = out / "documents.dropped.txt"
     assert listing.read_text().splitlines() == faults
     captured = capsys.readouterr()
-    assert captured.err.splitlines() == [f"skipped {fault}" for fault in faults]
+    assert captured.err.splitlines() == [f"dropped {fault}" for fault in faults]
     assert captured.out.splitlines() == [
-        "skipped 5: 1 empty, 1 no regular file, 1 not UTF-8, 1 not a text file type, 1 text is no string; "
-        f"all are listed in {listing}",
+        "9 records read: 4 documents, 1 dropped as empty, 1 dropped as no regular file, 1 dropped as not UTF-8, "
+        "1 dropped as not a text file type, 1 dropped as text is no string",
+        f"the dropped are listed in {listing}",
         f"{out / 'documents.jsonl'}: 4 documents, 0.00 MB",
     ]
 
@@ -108,7 +109,7 @@ def test_a_book_becomes_many_documents_of_whole_paragraphs(tmp_path: Path, newli
 def test_an_old_listing_of_skipped_files_goes_away(tmp_path: Path) -> None:
     text = tmp_path / "a.txt"
     text.write_text("one")
-    listing = tmp_path / "documents.skipped.txt"
+    listing = tmp_path / "documents.dropped.txt"
     listing.write_text("old")
     main(["--out", str(tmp_path), "--text", str(text)])
     assert not listing.exists()

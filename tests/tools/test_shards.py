@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import subprocess
 import sys
@@ -11,11 +12,12 @@ import webdataset as wds
 
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.reader import ShardReader
+from pretrain.data.shard_index import load_index
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from tests.pretrain.data.small import ODD_TEXTS, SEQUENCE_LENGTH, layout, real_texts, write_documents
 from tools.documents import is_validation
-from tools.shards import build, main
+from tools.shards import Building, build, main
 
 TEXTS = real_texts(24) + ODD_TEXTS
 
@@ -34,13 +36,13 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_the_same_documents_give_the_same_bytes(manifest: Manifest, tmp_path: Path) -> None:
-    rebuild(manifest, tmp_path / "again", "--threads", "2")
+    rebuild(manifest, tmp_path / "again", "--workers", "2")
     assert contents(tmp_path / "again") == contents(manifest.directory)
 
 
 def test_only_complete_files_are_left(manifest: Manifest) -> None:
     shards = [shard.file for split in manifest.splits.values() for shard in split.shards]
-    indices = [file.replace(".tar", ".idx.json") for file in shards]
+    indices = [file.replace(".tar", ".idx") for file in shards]
     assert set(contents(manifest.directory)) == {*shards, *indices, "manifest.json", "tokenizer.model"}
     assert shards[0] == "small-train-000000.tar"
 
@@ -58,7 +60,7 @@ def test_packing_loses_nothing_but_the_counted_tail(manifest: Manifest, split: s
     described = manifest.splits[split]
     np.testing.assert_array_equal(stored, stream[: len(stored)])
     assert 0 <= described.dropped_tokens < SEQUENCE_LENGTH
-    assert described.tokens == len(stored) == len(stream) - described.dropped_tokens
+    assert described.tokens + 1 == len(stored) == len(stream) - described.dropped_tokens
     assert described.documents == len(texts)
     complete = np.split(stored, np.flatnonzero(stored == tokenizer.eod_id) + 1)[:-1]
     assert len(complete) >= len(texts) - 3
@@ -69,7 +71,7 @@ def test_counts_and_entropies_are_those_of_the_stored_tokens(manifest: Manifest)
     counts = {}
     for split in ("train", "validation"):
         reader = ShardReader(manifest, split, SEQUENCE_LENGTH)
-        tokens = [int(reader.read(0)[0])]
+        tokens: list[int] = []
         for sample_id in range(len(reader)):
             tokens += reader.read(sample_id)[1:].tolist()
         counts[split] = Counter(tokens)
@@ -126,8 +128,8 @@ def test_shards_without_a_manifest_are_not_overwritten_unasked(own_copy: Path, m
     with pytest.raises(UserError) as error:
         rebuild(manifest, own_copy)
     assert str(error.value) == (
-        f"{own_copy} holds shards such as small-train-000000.idx.json but no manifest, perhaps of a build that was "
-        "interrupted: choose another --out, or replace them by --force"
+        f"{own_copy} holds shards such as small-train-000000.idx but no manifest: "
+        "choose another --out, or replace them by --force"
     )
     assert contents(own_copy) == before
     rebuild(manifest, own_copy, "--force")
@@ -159,11 +161,18 @@ def test_bad_lines_are_named_and_the_rest_is_built(manifest: Manifest, tmp_path:
     lines = documents.read_bytes().splitlines(keepends=True)
     documents.write_bytes(b"".join([lines[0], b"{\n", *lines[1:], b"\n"]))
     out = tmp_path / "out"
-    built = build([documents], manifest.tokenizer_file, out, layout(), 0.2, threads=1, force=False)
-    assert built.fingerprint == manifest.fingerprint
-    assert (out / "small.skipped.txt").read_text().splitlines() == [
+    built = build(
+        Building(
+            inputs=[documents], tokenizer=manifest.tokenizer_file, out=out, layout=layout(), validation_fraction=0.2
+        )
+    )
+    assert built.splits == manifest.splits
+    assert built.statistics == dataclasses.replace(
+        manifest.statistics, records=manifest.statistics.records + 2, dropped={"broken JSON": 1, "empty": 1}
+    )
+    assert (out / "small.dropped.txt").read_text().splitlines() == [
         f"{documents}:2: broken JSON",
-        f"{documents}:{len(TEXTS) + 2}: empty line",
+        f"{documents}:{len(TEXTS) + 2}: empty",
     ]
 
 
@@ -192,24 +201,24 @@ def test_verify_finds_every_damaged_file(
     own_copy: Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second, third, fourth, *_ = (own_copy / shard.file for shard in manifest.splits["train"].shards)
-    index = json.loads(first.with_suffix(".idx.json").read_text())
-    member = index["members"][3]
-    flip(first, member["offset"] + member["size"] - 1)
+    index = load_index(first.with_suffix(".idx"))
+    flip(first, int(index.offsets[3]) + 8 * index.header.row_bytes - 1)
     flip(second, 0)
     third.write_bytes(third.read_bytes()[:-512])
     fourth.unlink()
     validation = own_copy / manifest.splits["validation"].shards[0].file
-    flip(validation.with_suffix(".idx.json"), -1)
+    flip(validation.with_suffix(".idx"), -1)
     flip(own_copy / "tokenizer.model", 1000)
     lines = faults_of(own_copy, capsys)
     assert lines[0] == "tokenizer.model: its sha256 is not the manifest's"
-    assert lines[1].startswith(f"{first.name}: member {member['name']}: crc32 ")
-    assert lines[1].endswith(f", its index says {member['crc32']:08x}")
+    assert lines[1] == (
+        f"{first.name}: member 3: 1 of 8 samples, the first its sample 7, have another crc32 than the index"
+    )
     assert lines[2].startswith(f"{second.name}: its sha256 is not the manifest's, though the samples are sound")
     size = third.stat().st_size
     assert lines[3] == f"{third.name}: {size} bytes, the manifest says {size + 512}"
     assert lines[4] == f"{fourth.name}: missing"
-    assert lines[5].startswith(f"{validation.name}: shard index {validation.with_suffix('.idx.json')} is no")
+    assert lines[5].startswith(f"{validation.name}: shard index {validation.with_suffix('.idx')} is no")
     assert len(lines) == 6
 
 
@@ -217,8 +226,8 @@ def test_verify_finds_every_damaged_file(
     ("key", "value", "message"),
     [
         ("eod_id", 2, "tokenizer.model: eod_id 1, the manifest says 2"),
-        ("dtype", "<u4", "small-train-000000.tar: member small-train-000000-000000.tokens.npy: holds <u2 (8, 33), "),
-        ("sequence_length", 16, "small-train-000000.tar: member small-train-000000-000000.tokens.npy: holds <u2 "),
+        ("dtype", "<u4", "small-train-000000.tar: its index says dtype <u2, the manifest <u4"),
+        ("sequence_length", 16, "small-train-000000.tar: its index says sample_length 33, the manifest 17"),
     ],
 )
 def test_verify_finds_a_manifest_that_contradicts_the_shards(
@@ -257,7 +266,7 @@ def test_the_command_line_tells_a_mistake_in_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [["--name", "a.b"], ["--sequence-length", "0"], ["--validation-fraction", "1"], ["--threads", "two"]]
+    "wrong", [["--name", "a.b"], ["--sequence-length", "0"], ["--validation-fraction", "1"], ["--workers", "two"]]
 )
 def test_wrong_arguments_are_refused_by_the_parser(manifest: Manifest, tmp_path: Path, wrong: list[str]) -> None:
     with pytest.raises(SystemExit) as exit_:

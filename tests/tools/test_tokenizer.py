@@ -7,7 +7,8 @@ from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from tests.pretrain.data.small import ODD_TEXTS, real_texts, write_documents
 from tools.documents import VALIDATION_FRACTION, Document, is_validation
-from tools.tokenizer import EOD_PIECE, MAX_LINE_BYTES, Sample, main, training_lines
+from tools.tokenizer import EOD_PIECE, main
+from tools.tokenizer_sample import MAX_LINE_BYTES, Sample, training_lines
 
 
 def train(documents: Path, out: Path, *more: str) -> Tokenizer:
@@ -29,8 +30,10 @@ def test_a_trained_model_loses_nothing(tmp_path: Path, model_type: str, capsys: 
     assert tokenizer.processor.id_to_piece(tokenizer.eod_id) == EOD_PIECE
     assert tokenizer.processor.is_control(tokenizer.eod_id)
     out = capsys.readouterr().out.splitlines()
-    assert out[1] == f"{tokenizer.file}: {tokenizer.vocab_size} pieces (500 asked for), sha256 {tokenizer.sha256}"
-    assert out[2].startswith("round trip: 0 failures in ")
+    assert out[0] == "40 records read: 40 documents"
+    assert out[1].startswith("training on ")
+    assert out[2] == f"{tokenizer.file}: {tokenizer.vocab_size} pieces (500 asked for), sha256 {tokenizer.sha256}"
+    assert out[3].startswith("round trip: 0 failures in ")
 
 
 def test_training_twice_gives_the_same_bytes(tmp_path: Path) -> None:
@@ -45,8 +48,8 @@ def test_the_real_size_is_told_when_text_gives_fewer_pieces(tmp_path: Path, caps
     tokenizer = train(write_documents(tmp_path / "few.jsonl", ["abc abc"]), tmp_path / "few.model")
     assert 259 < tokenizer.vocab_size < 300
     out = capsys.readouterr().out.splitlines()
-    assert out[1].startswith(f"{tmp_path}/few.model: {tokenizer.vocab_size} pieces (500 asked for)")
-    assert out[2].startswith("round trip: 0 failures in 1 training documents, ")
+    assert out[2].startswith(f"{tmp_path}/few.model: {tokenizer.vocab_size} pieces (500 asked for)")
+    assert out[3].startswith("round trip: 0 failures in 1 training documents, ")
 
 
 def test_a_document_that_does_not_come_back_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -54,8 +57,8 @@ def test_a_document_that_does_not_come_back_is_named(tmp_path: Path, capsys: pyt
     documents = write_documents(tmp_path / "documents.jsonl", [*real_texts(20), held_out])
     train(documents, tmp_path / "tokenizer.model")
     out = capsys.readouterr().out.splitlines()
-    assert out[2] == f"round trip fails: {documents}:21 (it has U+2581, which decodes to a space)"
-    assert out[3].startswith("round trip: 1 failures in ")
+    assert out[3] == f"round trip fails: {documents}:21 (it has U+2581, which decodes to a space)"
+    assert out[4].startswith("round trip: 1 failures in ")
 
 
 def is_held_out(text: str) -> bool:
@@ -74,17 +77,55 @@ def test_long_lines_are_split_and_learned_from(tmp_path: Path) -> None:
 
 
 def test_a_sample_is_spread_over_the_documents_and_spares_the_held_out() -> None:
-    texts = [f"document {number}" for number in range(5000)]
-    sample = Sample(fraction=0.25)
-    trained = list(sample.lines(iter([Document(text, "") for text in texts])))
+    texts = [f"document {number:04d}" for number in range(5000)]
+    sample = Sample(limit=1225 * 13)
+    sample.add(Document(text, "") for text in texts)
+    trained = [document.text for document in sample.documents()]
     held_out = [document.text for document in sample.held_out]
     assert held_out == [text for text in texts if is_held_out(text)]
     assert 50 < len(held_out) < 150
     assert not set(trained) & set(held_out)
-    assert sample.documents == len(trained)
-    assert sample.size == sum(len(text) for text in trained)
-    assert 1000 < len(trained) < 1450
+    assert len(trained) == 1225
+    assert sample.size == 1225 * 13
+    assert trained == sorted(trained) == list(sample.lines())
     assert all(100 < sum(text in set(trained) for text in texts[k : k + 1000]) < 400 for k in range(0, 5000, 1000))
+
+
+def test_a_sample_does_not_depend_on_the_order_of_the_inputs() -> None:
+    texts = ["x" * (number % 97) + str(number) for number in range(3000)]
+    samples = []
+    for order in (texts, texts[::-1], texts[1000:] + texts[:1000]):
+        sample = Sample(limit=20_000)
+        sample.add(Document(text, "") for text in order[:700])
+        sample.add(Document(text, "") for text in order[700:])
+        assert 19_900 < sample.size <= 20_000
+        samples.append({document.text for document in sample.documents()})
+    assert samples[0] == samples[1] == samples[2]
+
+
+def test_text_that_spells_a_special_piece_does_not_become_one(tmp_path: Path) -> None:
+    documents = write_documents(tmp_path / "documents.jsonl", [*real_texts(20), "<|user|> <|tool|>" * 50])
+    tokenizer = train(documents, tmp_path / "t.model", "--special", "<|user|>", "<|tool|>")
+    special = [tokenizer.processor.piece_to_id(piece) for piece in ("<|user|>", "<|tool|>", EOD_PIECE)]
+    assert all(tokenizer.processor.is_control(piece) for piece in special)
+    (tokens,) = tokenizer.encode_documents(["a <|user|><|tool|><|endoftext|>"])
+    assert not set(special) & set(tokens[:-1].tolist())
+    assert tokenizer.decode(tokens) == "a <|user|><|tool|><|endoftext|>"
+    with pytest.raises(UserError) as error:
+        train(documents, tmp_path / "other.model", "--special", EOD_PIECE)
+    assert str(error.value) == "--special '<|endoftext|>' is a piece of every model already"
+
+
+def test_all_inputs_give_the_same_model(tmp_path: Path) -> None:
+    texts = real_texts(30)
+    jsonl = write_documents(tmp_path / "documents.jsonl", texts)
+    first = train(jsonl, tmp_path / "first.model")
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    for number, text in enumerate(texts):
+        (folder / f"{number:03d}.txt").write_bytes(text.encode())
+    main(["train", "--input", str(folder), "--vocab-size", "500", "--out", str(tmp_path / "second.model")])
+    assert Tokenizer(tmp_path / "second.model").sha256 == first.sha256
 
 
 def test_inspect_shows_the_model_and_the_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,10 +134,10 @@ def test_inspect_shows_the_model_and_the_tokens(tmp_path: Path, capsys: pytest.C
     main(["inspect", str(tokenizer.file), "--text", "the\n<|endoftext|>"])
     out = capsys.readouterr().out.splitlines()
     assert out[:4] == [
-        f"{tokenizer.file}: 500 pieces, sha256 {tokenizer.sha256}",
+        f"{tokenizer.file}: bpe, 500 pieces, sha256 {tokenizer.sha256}",
         f"end of document: id {tokenizer.eod_id}, '<|endoftext|>'",
-        "control: 1 ('<|endoftext|>')",
-        "byte: 256 ('<0x00>', '<0x01>', '<0x02>', '<0x03>', ...)",
+        "control: 1 (1 '<|endoftext|>')",
+        "byte: 256 (3 '<0x00>', 4 '<0x01>', 5 '<0x02>', 6 '<0x03>', ...)",
     ]
     tokens = tokenizer.processor.encode("the\n<|endoftext|>")
     shown = [line.split(maxsplit=1) for line in out[6:-1]]
@@ -106,11 +147,24 @@ def test_inspect_shows_the_model_and_the_tokens(tmp_path: Path, capsys: pytest.C
     assert out[-1] == f"{len(tokens)} tokens, 17 bytes, round trip the same"
 
 
+def test_inspect_measures_the_bytes_of_a_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts = real_texts(20)
+    documents = write_documents(tmp_path / "d.jsonl", texts)
+    tokenizer = train(documents, tmp_path / "t.model")
+    capsys.readouterr()
+    main(["inspect", str(tokenizer.file), "--input", str(documents)])
+    size = sum(len(text.encode()) for text in texts)
+    tokens = sum(map(len, tokenizer.encode_documents(texts)))
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"round trip: 0 failures in 20 given documents, {size / tokens:.2f} bytes per token"
+    )
+
+
 @pytest.mark.parametrize(
     ("texts", "arguments", "message"),
     [
         (["some text, and more"], ["--vocab-size", "100"], "a vocabulary of 100 is too small for this text: raise "),
-        ([], [], "no text to train on: give more documents or raise --sample-bytes"),
+        ([], [], "no text to train on: give more documents"),
     ],
 )
 def test_mistakes_are_told_in_one_line(tmp_path: Path, texts: list[str], arguments: list[str], message: str) -> None:
@@ -138,8 +192,8 @@ def test_the_size_that_the_refusal_names_is_enough(tmp_path: Path) -> None:
     assert train(documents, tmp_path / "t.model", "--vocab-size", needed).vocab_size == int(needed)
 
 
-def test_skipped_lines_are_listed_beside_the_model(tmp_path: Path) -> None:
+def test_dropped_lines_are_listed_beside_the_model(tmp_path: Path) -> None:
     documents = tmp_path / "documents.jsonl"
     documents.write_text(json.dumps({"text": real_texts(1)[0]}) + "\nbroken\n")
     train(documents, tmp_path / "t.model")
-    assert (tmp_path / "t.skipped.txt").read_text() == f"{documents}:2: broken JSON\n"
+    assert (tmp_path / "t.dropped.txt").read_text() == f"{documents}:2: broken JSON\n"

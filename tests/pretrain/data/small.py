@@ -6,7 +6,7 @@ from pydoc_data.topics import topics
 
 from pretrain.data.manifest import Manifest
 from tools.shard_writer import ShardLayout
-from tools.shards import build
+from tools.shards import Building, build
 from tools.tokenizer import train
 
 SEQUENCE_LENGTH = 32
@@ -44,4 +44,12 @@ def build_small(folder: Path) -> Manifest:
     """Documents, a tokenizer and shards under a folder."""
     documents = write_documents(folder / "documents.jsonl", real_texts(24) + ODD_TEXTS)
     train([documents], 600, folder / "tokenizer.model", "bpe", 10_000_000, threads=1)
-    return build([documents], folder / "tokenizer.model", folder / "shards", layout(), 0.2, threads=1, force=False)
+    return build(
+        Building(
+            inputs=[documents],
+            tokenizer=folder / "tokenizer.model",
+            out=folder / "shards",
+            layout=layout(),
+            validation_fraction=0.2,
+        )
+    )

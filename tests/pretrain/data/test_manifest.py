@@ -39,8 +39,8 @@ def test_the_fingerprint_ignores_white_space_and_sees_every_value(own_copy: Path
 
 FAULTS: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (
-        lambda content: content.update(version=2),
-        "manifest {path} has format version 2, this program reads 1: build it anew",
+        lambda content: content.update(version=1),
+        "manifest {path} has format version 1, this program reads 2: build it anew",
     ),
     (lambda content: content.pop("dtype"), "manifest {path} is damaged at dtype: Field required"),
     (
@@ -100,4 +100,4 @@ def test_files_that_are_no_manifest_are_refused(tmp_path: Path) -> None:
     path.write_text("[]")
     with pytest.raises(UserError) as other:
         load_manifest(path)
-    assert str(other.value) == f"manifest {path} has format version None, this program reads 1: build it anew"
+    assert str(other.value) == f"manifest {path} has format version None, this program reads 2: build it anew"

@@ -33,7 +33,7 @@ def test_long_documents_in_segments_keep_their_tokens(manifest: Manifest, monkey
         assert tokenizer.encode_documents([text])[0][:-1].tolist() == whole
 
 
-def foreign_model(path: Path, **settings: object) -> Tokenizer:
+def foreign_model(path: Path, eod_id: int | None = None, **settings: object) -> Tokenizer:
     """A model trained by sentencepiece itself with other settings than ours."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -45,7 +45,7 @@ def foreign_model(path: Path, **settings: object) -> Tokenizer:
         **settings,
     )
     path.write_bytes(model.getvalue())
-    return Tokenizer(path)
+    return Tokenizer(path, eod_id)
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,20 @@ def test_unusable_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         foreign_model(tmp_path / "endless.model", eos_id=-1)
     assert str(error.value) == (
-        f"tokenizer {tmp_path}/endless.model has no end-of-sentence symbol, which ends documents: train one with it"
+        f"tokenizer {tmp_path}/endless.model has no end-of-sentence symbol, which ends documents: "
+        "name another control symbol by --eod-id"
     )
+
+
+def test_another_control_symbol_can_end_documents_and_nothing_else(tmp_path: Path) -> None:
+    model = tmp_path / "foreign.model"
+    tokenizer = foreign_model(model, eod_id=1, bos_id=1, eos_id=-1)
+    (tokens,) = tokenizer.encode_documents(["a b"])
+    assert (tokenizer.eod_id, tokens[-1]) == (1, 1)
+    for wrong in (0, 5, tokenizer.vocab_size):
+        with pytest.raises(UserError) as error:
+            Tokenizer(model, eod_id=wrong)
+        assert str(error.value) == (
+            f"tokenizer {model}: id {wrong} is no control symbol, so it cannot end documents "
+            "(text may be encoded to it)"
+        )
