@@ -155,7 +155,10 @@ def test_under_srun_as_under_torchrun(manifest: Path, tmp_path: Path) -> None:
     [
         (["train.stps=5"], "error: argument 'train.stps=5': train.stps is not a setting; did you mean train.steps?"),
         (["parallel.tp=2"], "error: 1 process(es) cannot be divided by parallel.tp=2 x parallel.pp=1;"),
-        (["model.num_attention_heads=3"], "error: model.hidden_size=32 is not divisible by model.num_attention_heads=3"),
+        (
+            ["model.num_attention_heads=3"],
+            "error: model.hidden_size=32 is not divisible by model.num_attention_heads=3; change either",
+        ),
         (["data.manifest=nowhere.json"], "error: manifest nowhere.json does not exist"),
     ],
 )

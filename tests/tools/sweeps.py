@@ -89,7 +89,7 @@ def add_result(grid: Grid, results: dict[str, Result], run_id: str, loss: float,
         "machine": "a machine",
         "versions": {"python": "3"},
         "git_revision": "0123456789abcdef",
-        "data_fingerprint": "f" * 64,
+        "data": "f" * 64,
         "unigram_entropy": ENTROPY,
     }
     results[run_id] = Result(**values | fields)

@@ -12,6 +12,7 @@ from pretrain.data.manifest import Manifest
 from pretrain.errors import UserError
 from tests.tools.sweeps import ENTROPY, add_result, all_rates, planned_run, small_grid
 from tools.sweep.curves import MOST_POINTS, Curves, judge, thinned
+from tools.sweep.data import samples_identity
 from tools.sweep.grid import load_grid
 from tools.sweep.plan import State, plan
 from tools.sweep.plot import draw
@@ -76,8 +77,8 @@ def test_other_data_says_so(tmp_path: Path, manifest: Manifest) -> None:
     results = all_rates(grid)
     states = plan(grid, results, manifest)
     assert {each.state for each in states if each.run.stage == "rates"} == {State.CHANGED}
-    assert states[0].detail == f"data: ffffffffffff -> {manifest.fingerprint[:12]}"
-    add_result(grid, results, states[0].run.id, 3.0, data_fingerprint=manifest.fingerprint)
+    assert states[0].detail == f"data: ffffffffffff -> {samples_identity(manifest)[:12]}"
+    add_result(grid, results, states[0].run.id, 3.0, data=samples_identity(manifest))
     assert plan(grid, results, manifest)[0].state == State.FINISHED
 
 

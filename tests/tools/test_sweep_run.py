@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.tools.sweeps import content, planned_run, write_grid
-from tools.sweep.data import existing_data
+from tools.sweep.data import existing_data, samples_identity
 from tools.sweep.grid import Grid, load_grid
 from tools.sweep.plan import State, plan
 from tools.sweep.results import Result, read_results
@@ -143,7 +143,7 @@ def test_checkpoints_are_gone_and_curves_stay(grid: Grid, kept: Result) -> None:
 def test_the_data_is_the_grids(grid: Grid, kept: Result) -> None:
     data = existing_data(grid)
     assert data is not None
-    assert {result.data_fingerprint for result in read_results(grid.results_folder).values()} == {data.fingerprint}
+    assert {result.data for result in read_results(grid.results_folder).values()} == {samples_identity(data)}
     assert (data.vocab_size, data.sequence_length) == (600, 32)
     other = Grid(
         grid.path, grid.file.model_copy(update={"data": grid.file.data.model_copy(update={"vocab_size": 601})}), ()

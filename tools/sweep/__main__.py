@@ -9,6 +9,7 @@ from types import FrameType
 
 from pretrain.data.files import write_atomically
 from pretrain.data.manifest import Manifest
+from pretrain.datasets import load_datasets
 from pretrain.errors import UserError, run_cli
 from pretrain.rules import check_data
 from tools.arguments import positive_int
@@ -48,7 +49,8 @@ def run_sweep(grid: Grid, jobs: int, selected: Callable[[Run], bool]) -> bool:
     data = build_data(grid)
     for run in grid.runs:
         try:
-            check_data(grid.config(run, grid.first_candidates(run)), data)
+            config = grid.config(run, grid.first_candidates(run))
+            check_data(config, load_datasets(config.data))
         except UserError as error:
             raise UserError(f"{grid.path}: run {run.id}: {error}") from None
     write_report(grid, data)

@@ -1,6 +1,7 @@
 """The data of a sweep, built by the project's own tools in the same way each time."""
 
 import fcntl
+import hashlib
 import json
 import platform
 import subprocess
@@ -8,7 +9,7 @@ import sys
 from pathlib import Path
 
 from pretrain.data.files import write_atomically
-from pretrain.data.manifest import Manifest, load_manifest
+from pretrain.data.manifest import Manifest, canonical_json, load_manifest
 from pretrain.errors import UserError
 from tools.sweep.grid import DataPart, Grid
 
@@ -21,6 +22,16 @@ def existing_data(grid: Grid) -> Manifest | None:
     if not grid.manifest.is_file() or not recipe.is_file() or recipe.read_bytes() != _recipe(grid.file.data):
         return None
     return load_manifest(grid.manifest)
+
+
+def samples_identity(manifest: Manifest) -> str:
+    """sha256 over the tokenizer, the length and every shard: the same tokens in the same order, hex.
+
+    Unlike the manifest's own fingerprint it stays when the manifest comes to say more about the same samples.
+    """
+    shards = {name: [shard.sha256 for shard in split.shards] for name, split in manifest.splits.items()}
+    content = [manifest.sequence_length, manifest.tokenizer_sha256, shards]
+    return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
 def build_data(grid: Grid) -> Manifest:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from pretrain.data.manifest import Manifest
+from tools.sweep.data import samples_identity
 from tools.sweep.grid import PLACES, Grid, Run, Settings, flat
 from tools.sweep.results import Result
 
@@ -104,6 +105,6 @@ def _differences(grid: Grid, run: Run, taken: Settings, result: Result, data: Ma
         for name in names
         if name not in then or name not in now or then[name] != now[name]
     ]
-    if data and data.fingerprint != result.data_fingerprint:
-        found.append(f"data: {result.data_fingerprint[:12]} -> {data.fingerprint[:12]}")
+    if data and (identity := samples_identity(data)) != result.data:
+        found.append(f"data: {result.data[:12]} -> {identity[:12]}")
     return found

@@ -41,7 +41,7 @@ class Result:
         machine: processor, and threads of the run.
         versions: of Python and of the packages that decide a result.
         git_revision: of the code when the run started, with ``+changes`` if it was edited.
-        data_fingerprint: of the manifest.
+        data: identity of the samples (see `samples_identity`).
         unigram_entropy: of the validation text under the training frequencies, nats per token.
     """
 
@@ -63,7 +63,7 @@ class Result:
     machine: str
     versions: dict[str, str]
     git_revision: str | None
-    data_fingerprint: str
+    data: str
     unigram_entropy: float
 
     @property

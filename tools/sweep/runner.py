@@ -18,6 +18,7 @@ from pretrain.data.files import write_atomically
 from pretrain.data.manifest import Manifest
 from pretrain.provenance import versions
 from tools.sweep import curves
+from tools.sweep.data import samples_identity
 from tools.sweep.grid import Grid, Run
 from tools.sweep.machine import code_revision, cores, describe
 from tools.sweep.plan import RUNNABLE, Planned, all_settings, plan
@@ -126,7 +127,7 @@ class Sweep:
         folder, run_dir = self._grid.folder(planned.run), self._grid.run_dir(planned.run)
         identity = {
             "settings": all_settings(self._grid, planned.run, planned.taken),
-            "data_fingerprint": self._data.fingerprint,
+            "data": samples_identity(self._data),
         }
         spec_file = folder / _SPEC_NAME
         old = json.loads(spec_file.read_bytes()) if spec_file.exists() else {}
@@ -201,7 +202,7 @@ class Sweep:
             machine=spec["machine"],
             versions=spec["versions"],
             git_revision=spec["git_revision"],
-            data_fingerprint=spec["data_fingerprint"],
+            data=spec["data"],
             unigram_entropy=entropy,
         )
 

@@ -55,8 +55,7 @@ def _facts(planned: Sequence[Planned]) -> str:
     facts = {
         "machine": [result.machine for result in counted],
         "data": [
-            f"fingerprint {result.data_fingerprint[:12]}, unigram entropy of the validation text "
-            f"{result.unigram_entropy:.4f} nats per token"
+            f"{result.data[:12]}, unigram entropy of the validation text {result.unigram_entropy:.4f} nats per token"
             for result in counted
         ],
         "versions": [_versions(result) for result in counted],
