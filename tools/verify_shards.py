@@ -32,7 +32,7 @@ def _tokenizer_faults(manifest: Manifest) -> Iterator[str]:
     try:
         tokenizer = Tokenizer(manifest.tokenizer_file, manifest.eod_id)
     except UserError as error:
-        yield str(error)
+        yield f"{name}: {error}"
         return
     if tokenizer.vocab_size != manifest.vocab_size:
         yield f"{name}: vocab_size {tokenizer.vocab_size}, the manifest says {manifest.vocab_size}"
@@ -82,8 +82,9 @@ def _shard_faults(manifest: Manifest, shard: Shard, counts: npt.NDArray[np.int64
                 located = True
                 yield f"member {member}: {fault}"
             first += rows
-    yield from _member_faults(tar, index)
-    if not located and sha256_of_file(tar) != shard.sha256:
+    if not located and sha256_of_file(tar) == shard.sha256:
+        yield from _member_faults(tar, index)
+    elif not located:
         yield "its sha256 is not the manifest's, though the samples are sound (a tar header, padding or the manifest)"
 
 

