@@ -45,7 +45,7 @@ def main() -> None:
     result = StepResult(torch.zeros(()), torch.zeros(()), 0.0)
     masks, counts, error = [], [], None
     with ReadAhead(batches.read) as ahead:
-        feed = Feed(config, batches, ahead, board, place)
+        feed = Feed(config, batches, ahead, board, place, None)
         for _ in range(STEPS):
             micro_batches = feed.fetch(state)
             masks += [torch.cat([micro.loss_mask for micro in micro_batches]).mean(dim=1).tolist()]
