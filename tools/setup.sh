@@ -179,6 +179,7 @@ main() {
     : >"$LOG"
     choose_python
     if ! usable_environment; then
+        if [ -L "$VENV" ]; then die "$VENV is a symbolic link, and set-up would empty what it points to; remove it"; fi
         if [ -e "$VENV/bin/python" ] && [ ! -f "$STAMP" ] && [ ! -e "$INCOMPLETE" ]; then
             die "$VENV was not made by this script and does not fit; remove it"
         fi

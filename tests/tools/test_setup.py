@@ -114,3 +114,15 @@ def test_a_foreign_environment_is_not_destroyed(machine: Machine) -> None:
     result = machine.setup()
     assert "was not made by this script and does not fit; remove it" in result.stderr
     assert theirs.is_symlink()
+
+
+def test_what_a_link_points_to_is_not_emptied(machine: Machine, tmp_path: Path) -> None:
+    machine.add_python((3, 11))
+    machine.add("g++", "")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "kept").touch()
+    (machine.project / ".venv").symlink_to(tmp_path / "elsewhere")
+    done = machine.setup()
+    assert done.returncode == 1
+    assert ".venv is a symbolic link, and set-up would empty what it points to; remove it" in done.stderr
+    assert (tmp_path / "elsewhere" / "kept").exists()
