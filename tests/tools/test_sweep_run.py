@@ -37,6 +37,8 @@ class Started:
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                # Tests that run in the background were started with interrupts ignored, and would pass that on.
+                preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             )
 
     def until(self, condition: Callable[[str], bool]) -> None:

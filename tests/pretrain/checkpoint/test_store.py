@@ -60,7 +60,7 @@ def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
 def test_another_format_is_not_damage(tmp_path: Path) -> None:
     checkpoint = published(tmp_path, 1)
     _rewrite(checkpoint, format=1)
-    with pytest.raises(UserError, match=r"step-00000001 has format 1, but this version reads 2"):
+    with pytest.raises(UserError, match=f"step-00000001 has format 1, but this version reads {store.FORMAT}"):
         store.read_record(checkpoint)
 
 
