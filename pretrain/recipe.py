@@ -63,9 +63,10 @@ def fill_optimizer(tree: dict[str, Any]) -> None:
     if not isinstance(optimizer, dict):
         return
     model, train = _section(tree, "model"), _section(tree, "train")
-    scheme = _section(model, "residual").get("scheme", "geonorm")
+    # Anything may stand in the file; what is no name is refused with the other settings.
+    scheme = str(_section(model, "residual").get("scheme", "geonorm"))
     hidden_size, steps = model.get("hidden_size"), train.get("steps")
-    if "lr" not in optimizer and isinstance(hidden_size, int) and hidden_size > 0:
+    if "lr" not in optimizer and isinstance(hidden_size, int) and 0 < hidden_size < 2**63:
         optimizer["lr"] = recipe_lr(scheme, hidden_size)
     if "warmup_steps" not in optimizer and isinstance(steps, int) and steps > 0:
         optimizer["warmup_steps"] = recipe_warmup(scheme, steps)

@@ -37,7 +37,14 @@ def test_warmup_fits_every_length(steps: int, warmup: int) -> None:
     assert recipe_warmup("pre_norm", steps) == warmup < steps
 
 
-@pytest.mark.parametrize("broken", [{"model": 3}, {"train": {"steps": "many"}}, {"optimizer": []}, {"model": {}}])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *({"model": 3}, {"train": {"steps": "many"}}, {"optimizer": []}, {"model": {}}),
+        {"model": {"hidden_size": 8, "residual": {"scheme": ["a", "list"]}}},
+        {"model": {"hidden_size": 10**400}},
+    ],
+)
 def test_a_broken_tree_is_left_to_the_validation(broken: dict[str, Any]) -> None:
     tree = {"model": {"hidden_size": 8}, "train": {"steps": 5}} | broken
     fill_optimizer(tree)
