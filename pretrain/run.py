@@ -1,6 +1,7 @@
 """Assemble a run from its configuration, train it, and take it down."""
 
 import dataclasses
+import gc
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -66,6 +67,7 @@ def run_training(config: Config, launch: Launch) -> None:
             print(f"{start.checkpoint} has all of train.steps={config.train.steps}; raise train.steps to go on")
         return
     store.require_writable(config.run.dir)
+    gc.freeze()  # what is imported stays: collections, of which DeepSpeed asks for many, need not walk over it
     place = parallel.start(launch, config.parallel, config.train.seed)
     with store.locked_run(config.run.dir) if place.global_rank == 0 else nullcontext(True) as locked:
         _agree(config, start.state, place, locked)

@@ -1,13 +1,15 @@
 """Start one gloo process per global rank and collect what they print."""
 
+import atexit
+import functools
 import os
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
+
+from tests.template import Forked, Template
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 TAIL_CHARACTERS = 4000
@@ -40,6 +42,16 @@ def environment(global_rank: int, world_size: int, port: int) -> dict[str, str]:
     }
 
 
+@functools.cache
+def template() -> Template:
+    """The process that forks start from, itself started when first asked for."""
+    folder = tempfile.TemporaryDirectory(prefix="template-")
+    started = Template(Path(folder.name), environment(0, 1, free_port()))
+    atexit.register(folder.cleanup)
+    atexit.register(started.close)
+    return started
+
+
 def launch(worker: str, world_size: int, *arguments: str, timeout: float = 180.0) -> list[str]:
     """Run ``python -m worker *arguments`` once per global rank and return each one's standard output.
 
@@ -55,7 +67,9 @@ def launch(worker: str, world_size: int, *arguments: str, timeout: float = 180.0
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="launch-") as folder:
         logs = [(Path(folder) / f"{i}.out", Path(folder) / f"{i}.err") for i in range(world_size)]
-        processes = [_start(worker, arguments, environment(i, world_size, port), *logs[i]) for i in range(world_size)]
+        processes = [
+            template().start(worker, arguments, environment(i, world_size, port), *logs[i]) for i in range(world_size)
+        ]
         try:
             failure = _wait(processes, time.monotonic() + timeout)
         finally:
@@ -65,23 +79,7 @@ def launch(worker: str, world_size: int, *arguments: str, timeout: float = 180.0
         return [out.read_text() for out, _ in logs]
 
 
-def _start(
-    worker: str, arguments: tuple[str, ...], variables: dict[str, str], out: Path, err: Path
-) -> subprocess.Popen[bytes]:
-    with out.open("wb") as stdout, err.open("wb") as stderr:
-        # A session of its own: killing its group also ends what the process itself has started.
-        return subprocess.Popen(
-            [sys.executable, "-m", worker, *arguments],
-            cwd=REPOSITORY,
-            env=variables,
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=stderr,
-            start_new_session=True,
-        )
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> str | None:
+def _wait(processes: list[Forked], deadline: float) -> str | None:
     """None when all ended well, else what went wrong, as soon as it is known."""
     while True:
         statuses = [process.poll() for process in processes]
@@ -95,7 +93,7 @@ def _wait(processes: list[subprocess.Popen[bytes]], deadline: float) -> str | No
         time.sleep(POLL_SECONDS)
 
 
-def _kill(processes: list[subprocess.Popen[bytes]]) -> None:
+def _kill(processes: list[Forked]) -> None:
     for process in processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
-"""One rank of the parity test: ``OUT_FOLDER CASE...`` with CASE ``layout`` or ``layout:variant``.
+"""One rank of the parity test: ``OUT_FOLDER CASE`` with CASE ``layout`` or ``layout:variant``.
 
-Trains every case for 20 steps in this one world and writes what must not depend on the layout, and what must.
+Trains for 20 steps and writes what must not depend on the layout, and what must.
 """
 
 import sys
@@ -37,22 +37,19 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 def main() -> None:
-    folder, cases = Path(sys.argv[1]), sys.argv[2:]
-    parallel.start(read_launch(), tiny.LAYOUTS["one"], seed=0)
-    for case in cases:
-        parallel.dissolve()
-        layout, _, variant = case.partition(":")
-        if variant == "dropped_all_reduce":
-            pretrain.engine._all_reduce_gradient = lambda parameter, group: None
-        result = run(layout, variant)
-        if dist.get_rank() == 0:
-            torch.save(result, folder / f"{case}.pt")
+    folder, case = Path(sys.argv[1]), sys.argv[2]
+    layout, _, variant = case.partition(":")
+    if variant == "dropped_all_reduce":
+        pretrain.engine._all_reduce_gradient = lambda parameter, group: None
+    result = run(layout, variant)
+    if dist.get_rank() == 0:
+        torch.save(result, folder / f"{case}.pt")
     parallel.stop()
 
 
 def run(layout: str, variant: str) -> dict[str, Any]:
     config = tiny.config(layout, **VARIANTS[variant])
-    place = parallel.arrange(torch.device("cpu"), config.parallel, config.train.seed)
+    place = parallel.start(read_launch(), config.parallel, config.train.seed)
     documents = config.data.separate_documents
     engine = Engine(config, config.model, tiny.TOKEN_COUNTS, place, tiny.EOD if documents else None)
     ends_below = 40 if documents else 0

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.launch import REPOSITORY, environment, free_port
+from tests.launch import REPOSITORY, environment, free_port, template
+from tests.template import Forked
 
 SMALL = [
     *("model.num_layers=2", "model.hidden_size=32", "model.num_attention_heads=2", "model.ffn_hidden_size=48"),
@@ -44,25 +45,29 @@ def start(
     log: Path,
     config: str = "configs/demo.yaml",
     source: Path = REPOSITORY,
-) -> list[subprocess.Popen[bytes]]:
+) -> Sequence[subprocess.Popen[bytes] | Forked]:
     """Start one process per rank of ``source``'s code, each in a session of its own; all write to ``log``."""
     port = free_port()
+    arguments = ["train", str(REPOSITORY / config), *SMALL, *overrides]
+    ranks = [environment(rank, world_size, port) for rank in range(world_size)]
+    if source == REPOSITORY:
+        return [template().start("pretrain", arguments, variables, log, log) for variables in ranks]
     with log.open("ab") as stream:
         return [
             subprocess.Popen(
-                [sys.executable, "-m", "pretrain", "train", str(REPOSITORY / config), *SMALL, *overrides],
+                [sys.executable, "-m", "pretrain", *arguments],
                 cwd=source,
-                env=environment(rank, world_size, port),
+                env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-            for rank in range(world_size)
+            for variables in ranks
         ]
 
 
-def finish(processes: Sequence[subprocess.Popen[bytes]], log: Path, timeout: float = 180) -> None:
+def finish(processes: Sequence[subprocess.Popen[bytes] | Forked], log: Path, timeout: float = 180) -> None:
     """Wait for all; fails with the log unless each ended with status 0."""
     try:
         statuses = [process.wait(timeout) for process in processes]
@@ -71,7 +76,7 @@ def finish(processes: Sequence[subprocess.Popen[bytes]], log: Path, timeout: flo
     assert not any(statuses), log.read_text()
 
 
-def kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+def kill(processes: Sequence[subprocess.Popen[bytes] | Forked]) -> None:
     """kill -9, children included."""
     for process in processes:
         if process.poll() is None:

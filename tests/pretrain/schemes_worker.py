@@ -1,6 +1,6 @@
-"""One rank of the schemes' test: ``OUT_FOLDER LAYOUT [LAYOUT_AFTER_LOAD]``.
+"""One rank of the schemes' test: ``OUT_FOLDER VARIANT LAYOUT [LAYOUT_AFTER_LOAD]``.
 
-Trains every residual scheme for a few steps, saves in the middle, and goes on from there in the other layout.
+Trains one residual scheme for a few steps, saves in the middle, and goes on from there in the other layout.
 """
 
 import sys
@@ -45,15 +45,13 @@ def start(variant: str, layout: str, recompute: str) -> tuple[Engine, Any, paral
 
 
 def main() -> None:
-    folder, layout = Path(sys.argv[1]), sys.argv[2]
+    folder, variant, layout, *later = Path(sys.argv[1]), *sys.argv[2:]
     parallel.start(read_launch(), tiny.LAYOUTS["one"], seed=0)
-    results = {}
-    for variant in VARIANTS:
-        results[variant] = train(variant, layout, folder / variant if len(sys.argv) > 3 else None)
-        if len(sys.argv) > 3:
-            results[f"{variant}, loaded"] = go_on(variant, sys.argv[3], folder / variant)
+    results = {"trained": train(variant, layout, folder / variant if later else None)}
+    if later:
+        results["loaded"] = go_on(variant, later[0], folder / variant)
     if dist.get_rank() == 0:
-        torch.save(results, folder / f"{layout}.pt")
+        torch.save(results, folder / f"{variant} {layout}.pt")
     parallel.stop()
 
 
