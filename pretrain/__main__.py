@@ -4,8 +4,14 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from pretrain.errors import SharedError, run_cli
+from pretrain.resilience.signals import Signals
+from pretrain.resilience.verdict import REQUEUE_STATUS, leave_verdict
+from pretrain.resilience.wishes import Stop
+
+STATUS = {Stop.NO: 0, Stop.WISH: 0, Stop.SIGNAL: REQUEUE_STATUS, Stop.INTERRUPT: 130}
 
 
 def main() -> None:
@@ -41,11 +47,13 @@ def main() -> None:
         )
         return
 
+    signals = Signals()
+
     from pretrain.config import load_config
     from pretrain.launch import read_launch
     from pretrain.run import run_training
 
-    run_training(load_config(arguments.config, arguments.overrides), read_launch())
+    sys.exit(STATUS[run_training(load_config(arguments.config, arguments.overrides), read_launch(), signals)])
 
 
 def _positive(text: str) -> int:
@@ -63,5 +71,17 @@ def _speaks(error: BaseException) -> bool:
     return distributed.get_rank() == 0 or not isinstance(error, (SharedError, KeyboardInterrupt))
 
 
+def _end(status: int, error: BaseException | None) -> NoReturn:
+    if error is not None:
+        leave_verdict(requeue=False, reason=f"{type(error).__name__}: {error}")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        # Taking groups down would wait for the other ranks, and these wait for this one.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    run_cli(main, _speaks)
+    run_cli(main, _speaks, _end)

@@ -5,7 +5,7 @@ data-parallel ranks, clips and steps. Loss and gradient are sums over the unmask
 batch's count, in any layout.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -105,15 +105,27 @@ class Engine:
             self.deepspeed.get_global_grad_norm(), dtype=torch.float32, device=self.place.device
         ).detach()
 
-    @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Mean loss over the unmasked tokens of all ranks' ``micro_batches``, nats per token; without dropout."""
-        batches = self._prepare(micro_batches)
-        tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
+        loss = self.evaluate_unless([micro_batches], lambda: False)
+        assert loss is not None
+        return loss
+
+    @torch.no_grad()
+    def evaluate_unless(self, parts: Sequence[Sequence[MicroBatch]], leave: Callable[[], bool]) -> float | None:
+        """:meth:`evaluate` over all ``parts``, or None if ``leave``, asked before each, says so on all ranks."""
+        tokens, sums = torch.zeros((), device=self.place.device), list[torch.Tensor]()
         was_training = self.module.training
         self.module.eval()
-        sums = self._run_schedule(batches, None)
-        self.module.train(was_training)
+        try:
+            for part in parts:
+                if leave():
+                    return None
+                batches = self._prepare(part)
+                tokens += torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
+                sums += self._run_schedule(batches, None)
+        finally:
+            self.module.train(was_training)
         total = torch.stack(sums).sum() if sums else torch.zeros((), device=self.place.device)
         dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
         return float(self.sum_shares(total) / tokens)

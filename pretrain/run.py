@@ -34,6 +34,9 @@ from pretrain.monitor.metrics import Metrics
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
 from pretrain.recipe import advice
+from pretrain.resilience.caretaker import Caretaker
+from pretrain.resilience.signals import Signals
+from pretrain.resilience.wishes import Stop
 from pretrain.resume import changed_settings, check_resume, go_on_with_data, vocabulary
 from pretrain.rules import check_config, check_data, check_layout
 from pretrain.state import TrainState
@@ -52,8 +55,8 @@ class Start:
     access: Access
 
 
-def run_training(config: Config, launch: Launch) -> None:
-    """The main job: everything is checked first, then process groups start.
+def run_training(config: Config, launch: Launch, signals: Signals) -> Stop:
+    """The main job: everything is checked first, then process groups start. Returns why it stopped early, if it did.
 
     Raises:
         UserError: for whatever the user can mend.
@@ -65,14 +68,16 @@ def run_training(config: Config, launch: Launch) -> None:
     if start.state.step >= config.train.steps:
         if launch.global_rank == 0:
             print(f"{start.checkpoint} has all of train.steps={config.train.steps}; raise train.steps to go on")
-        return
+        return Stop.NO
     store.require_writable(config.run.dir)
+    caretaker = Caretaker(config, launch, signals, start.state.step)
     gc.freeze()  # what is imported stays: collections, of which DeepSpeed asks for many, need not walk over it
     place = parallel.start(launch, config.parallel, config.train.seed)
     with store.locked_run(config.run.dir) if place.global_rank == 0 else nullcontext(True) as locked:
         _agree(config, start.state, place, locked)
-        train_from(config, start, place)
+        stop = train_from(config, start, place, caretaker)
     parallel.stop()
+    return stop
 
 
 def find_start(config: Config) -> Start:
@@ -93,8 +98,8 @@ def find_start(config: Config) -> Start:
     return Start(datasets, mixture, state, checkpoint, record, reached)
 
 
-def train_from(config: Config, start: Start, place: Place) -> None:
-    """Build the run's parts on running process groups and train to the end."""
+def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker) -> Stop:
+    """Build the run's parts on running process groups and train to the end, or to where the run is told to stop."""
     datasets, state = start.datasets, start.state
     vocab_size = vocabulary(config, datasets)
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
@@ -111,12 +116,19 @@ def train_from(config: Config, start: Start, place: Place) -> None:
         closing(start.access),
     ):
         feed = Feed(config, batches, ahead, board, place, together)
-        callbacks: list[Callback] = [feed, Saver(config, datasets, engine, vocab_size)]
-        if config.validation.every:
-            callbacks.insert(1, Validation(config, engine, board, _held_out(config, datasets, place, together)))
+        callbacks: list[Callback] = [feed, Saver(config, datasets, engine, vocab_size), caretaker]
         _announce(config, start, engine, board)
-        train(config, state, engine, feed, Metrics(config, engine, board), callbacks)
+        with caretaker.look_after(state, board, place) as pulse:
+            if config.validation.every:
+                held_out = _held_out(config, datasets, place, together)
+                validation = Validation(config, engine, board, pulse, held_out)
+                validation.make_up(state)
+                callbacks.insert(1, validation)
+            metrics = Metrics(config, engine, board)
+            stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, callbacks, pulse)
+    caretaker.end(stop, state)
     board.close()
+    return stop
 
 
 def _training_batches(config: Config, start: Start, place: Place) -> TrainingBatches:

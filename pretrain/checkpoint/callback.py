@@ -16,7 +16,7 @@ from pretrain.state import TrainState
 
 
 class Saver:
-    """Saves every ``checkpoint.every`` steps and after the last step."""
+    """Saves every ``checkpoint.every`` steps, after the last step, when wished for and before a stop."""
 
     def __init__(self, config: Config, datasets: Sequence[Dataset], engine: Engine, vocab_size: int) -> None:
         self._config = config
@@ -32,7 +32,8 @@ class Saver:
             SharedError: the last step was not finite.
         """
         steps = self._config.train.steps
-        if not is_due(state.step, self._config.checkpoint.every, steps):
+        wished = result.wishes.save or bool(result.wishes.stop)
+        if not (wished or is_due(state.step, self._config.checkpoint.every, steps)):
             return
         if not math.isfinite(result.grad_norm):
             message = f"the gradient of step {state.step} was not finite, so it was not saved"
