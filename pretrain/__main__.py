@@ -1,4 +1,4 @@
-"""``python -m pretrain train CONFIG [section.key=value ...]`` and ``python -m pretrain inspect CHECKPOINT``."""
+"""``python -m pretrain train|preflight CONFIG [section.key=value ...]``, ``python -m pretrain inspect CHECKPOINT``."""
 
 import argparse
 import os
@@ -19,8 +19,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m pretrain", description="Pretrain a language model.")
     commands = parser.add_subparsers(dest="command", required=True)
     train = commands.add_parser("train", help="pretrain a model, going on from the newest checkpoint in run.dir")
-    train.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file, for example configs/demo.yaml")
-    train.add_argument("overrides", nargs="*", metavar="section.key=value", help="settings that replace the file's")
+    preflight = commands.add_parser("preflight", help="one process per GPU: check the nodes of a run, within a minute")
+    for command in (train, preflight):
+        command.add_argument("config", type=Path, metavar="CONFIG", help="a YAML file, for example configs/demo.yaml")
+        command.add_argument(
+            "overrides", nargs="*", metavar="section.key=value", help="settings that replace the file's"
+        )
     inspect = commands.add_parser("inspect", help="tell what a checkpoint holds, and let its model read a text")
     inspect.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="RUN/checkpoints/step-..., or RUN: newest")
     inspect.add_argument("--text", type=Path, metavar="FILE", help="UTF-8: print loss and geometry of its reading")
@@ -47,6 +51,10 @@ def main() -> None:
         )
         return
 
+    if arguments.command == "preflight":
+        _preflight(arguments)
+        return
+
     signals = Signals()
 
     from pretrain.config import load_config
@@ -54,6 +62,14 @@ def main() -> None:
     from pretrain.run import run_training
 
     sys.exit(STATUS[run_training(load_config(arguments.config, arguments.overrides), read_launch(), signals)])
+
+
+def _preflight(arguments: argparse.Namespace) -> None:
+    from pretrain.config import load_config
+    from pretrain.launch import read_launch
+    from pretrain.resilience.preflight import run_preflight
+
+    run_preflight(load_config(arguments.config, arguments.overrides), read_launch())
 
 
 def _positive(text: str) -> int:
