@@ -122,7 +122,7 @@ def _training_batches(config: Config, start: Start, place: Place) -> TrainingBat
     for dataset in start.datasets:
         # What is open is kept in the cache: no more than a block needs.
         at_a_time = dataset.window(config.model.sequence_length).shards
-        max_open = MAX_OPEN_SHARDS // len(start.datasets)
+        max_open = max(1, MAX_OPEN_SHARDS // len(start.datasets))
         if not dataset.manifest.folder.is_local:
             max_open = min(max_open, at_a_time)
         reader = _reader(config, dataset, "train", place, max_open)
