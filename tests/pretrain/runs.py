@@ -44,13 +44,17 @@ def start(
     log: Path,
     config: str = "configs/demo.yaml",
     source: Path = REPOSITORY,
+    module: Sequence[str] = ("pretrain",),
 ) -> list[subprocess.Popen[bytes]]:
-    """Start one process per rank of ``source``'s code, each in a session of its own; all write to ``log``."""
+    """Start one process per rank of ``source``'s code, each in a session of its own; all write to ``log``.
+
+    ``module`` is what takes the command line, and arguments of its own before it.
+    """
     port = free_port()
     with log.open("ab") as stream:
         return [
             subprocess.Popen(
-                [sys.executable, "-m", "pretrain", "train", str(REPOSITORY / config), *SMALL, *overrides],
+                [sys.executable, "-m", *module, "train", str(REPOSITORY / config), *SMALL, *overrides],
                 cwd=source,
                 env=environment(rank, world_size, port),
                 stdin=subprocess.DEVNULL,
