@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megatron_ext import scheme_of
 from pretrain import parallel
+from pretrain.agreement import require_agreement
 from pretrain.checkpoint import saving, store
 from pretrain.checkpoint.callback import Saver
 from pretrain.config import Config, dump_config, with_scheme_defaults
 from pretrain.data.ahead import ReadAhead
-from pretrain.data.batches import Source, TrainingBatches, ValidationBatches, micro_batches
+from pretrain.data.batch import micro_batches
+from pretrain.data.batches import Source, TrainingBatches, ValidationBatches
 from pretrain.data.folder import Access
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import SampleOrder
@@ -25,7 +26,6 @@ from pretrain.data.reader import MAX_OPEN_SHARDS, ShardReader
 from pretrain.data.shard_index import check_files
 from pretrain.datasets import Dataset, access, load_datasets, require_room, token_counts
 from pretrain.engine import Engine
-from pretrain.errors import SharedError
 from pretrain.evaluate import HeldOut, Validation
 from pretrain.feed import Feed, agree, needs_tokens
 from pretrain.launch import Launch
@@ -70,7 +70,7 @@ def run_training(config: Config, launch: Launch) -> None:
     gc.freeze()  # what is imported stays: collections, of which DeepSpeed asks for many, need not walk over it
     place = parallel.start(launch, config.parallel, config.train.seed)
     with store.locked_run(config.run.dir) if place.global_rank == 0 else nullcontext(True) as locked:
-        _agree(config, start.state, place, locked)
+        require_agreement(config, start.datasets, start.state, locked)
         train_from(config, start, place)
     parallel.stop()
 
@@ -124,7 +124,7 @@ def _training_batches(config: Config, start: Start, place: Place) -> TrainingBat
     for dataset in start.datasets:
         # What is open is kept in the cache: no more than a block needs.
         at_a_time = dataset.window(config.model.sequence_length).shards
-        max_open = MAX_OPEN_SHARDS // len(start.datasets)
+        max_open = max(1, MAX_OPEN_SHARDS // len(start.datasets))
         if not dataset.manifest.folder.is_local:
             max_open = min(max_open, at_a_time)
         reader = _reader(config, dataset, "train", place, max_open)
@@ -167,24 +167,6 @@ def _reader(config: Config, dataset: Dataset, split: str, place: Place, max_open
             print(f"warning: masked, data set {dataset.name}: {fault}", flush=True)
 
     return ShardReader(dataset.manifest, split, config.model.sequence_length, report, max_open)
-
-
-def _agree(config: Config, state: TrainState, place: Place, locked: bool) -> None:
-    """Go on only if the run folder is ours and all ranks found the same checkpoint in it.
-
-    Raises:
-        SharedError: another run holds the folder, or it is not the same folder on all nodes.
-    """
-    facts = torch.tensor([state.step, -state.step, not locked], device=place.device)
-    dist.all_reduce(facts, op=dist.ReduceOp.MAX)
-    highest, lowest, taken = int(facts[0]), -int(facts[1]), bool(facts[2])
-    if taken:
-        raise SharedError(f"run.dir={config.run.dir} is in use by another run; stop it or choose another run.dir")
-    if highest != lowest:
-        raise SharedError(
-            f"run.dir={config.run.dir}: ranks found checkpoints of different steps ({lowest} and {highest}); "
-            f"put run.dir on a file system that all nodes share"
-        )
 
 
 def _announce(config: Config, start: Start, engine: Engine, board: Board) -> None:

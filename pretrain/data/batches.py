@@ -5,9 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from pretrain.data.batch import MicroBatch
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import Rows, ShardReader
@@ -122,18 +120,3 @@ class ValidationBatches:
         tokens[sound] = rows.tokens
         sound[sound] = rows.sound
         return Rows(tokens, sound)
-
-
-def micro_batches(tokens: torch.Tensor, sound: torch.Tensor, micro_batch: int) -> list[MicroBatch]:
-    """Cut samples into micro batches; bad ones are masked wholly.
-
-    Args:
-        tokens: int64 ``[n * micro_batch, sequence + 1]``.
-        sound: bool ``[n * micro_batch]``, on the same device.
-        micro_batch: samples of one.
-    """
-    mask = sound.float()[:, None].expand(-1, tokens.shape[1] - 1)
-    return [
-        MicroBatch(part[:, :-1].contiguous(), part[:, 1:].contiguous(), loss_mask.contiguous())
-        for part, loss_mask in zip(torch.split(tokens, micro_batch), torch.split(mask, micro_batch), strict=True)
-    ]
