@@ -125,7 +125,7 @@ class StreamedData:
     def callbacks(self, config: Config, board: Board, place: Place) -> list[Callback]:
         """Keep the cursors of all ranks in the state."""
         assert self._batches is not None, "there are no batches yet"
-        return [StreamProgress(config, self._batches, board)]
+        return [StreamProgress(config, self._batches, board, place)]
 
     def close(self) -> None:
         """Wait for no source."""
@@ -147,9 +147,10 @@ class StreamProgress:
     On log steps it writes what was lost and stops the run at too much.
     """
 
-    def __init__(self, config: Config, batches: StreamBatches, board: Board) -> None:
+    def __init__(self, config: Config, batches: StreamBatches, board: Board, place: Place) -> None:
         self._batches = batches
         self._board = board
+        self._device = place.device
         self._steps = config.train.steps
         self._every = config.logging.every
         self._limit = config.data.max_bad_samples
@@ -158,24 +159,42 @@ class StreamProgress:
         """Gather; collective.
 
         Raises:
-            SharedError: more documents were lost than ``data.max_bad_samples`` allows.
+            SharedError: more documents were lost than ``data.max_bad_samples`` allows, or ranks that must read the same
+                did not.
         """
-        # A rank between the ends of a pipeline reads nothing, like all of its data-parallel group; what it holds here
-        # is never saved.
-        cursor = self._batches.cursor_behind(state.consumed_samples) or Cursor()
-        own = torch.tensor(cursor.numbers(), dtype=torch.int64)
+        cursor = self._batches.cursor_behind(state.consumed_samples)
+        # A rank between the ends of a pipeline reads nothing, nor does any of its data-parallel group; what it holds
+        # here is never saved.
+        own = torch.tensor((cursor or Cursor()).numbers(), dtype=torch.int64)
         group = parallel_state.get_data_parallel_group_gloo()
         found = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
         dist.all_gather(found, own, group=group)
         state.data.stream = [Cursor(*numbers.tolist()) for numbers in found]
         if is_due(state.step, self._every, self._steps):
+            self._require_the_same(cursor, state.step)
             self._account(state)
+
+    def _require_the_same(self, cursor: Cursor | None, step: int) -> None:
+        """See that all ranks of one data-parallel rank that read at all are at the same place, of the same bytes."""
+        if cursor is None:
+            extremes = torch.full((2, len(Cursor().numbers())), torch.iinfo(torch.int64).min, device=self._device)
+        else:
+            numbers = torch.tensor(cursor.numbers(), dtype=torch.int64, device=self._device)
+            extremes = torch.stack([numbers, -numbers])
+        dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=parallel_state.get_model_parallel_group())
+        differ = (extremes[0] != -extremes[1]).any().to(torch.int64)
+        dist.all_reduce(differ, op=dist.ReduceOp.MAX)
+        if differ:
+            raise SharedError(
+                f"by step {step} ranks of one tensor- and pipeline-parallel group have read other texts: the shards, "
+                "or damage to them, are not the same on all nodes; compare the files and start again from a checkpoint"
+            )
 
     def _account(self, state: TrainState) -> None:
         cursors = state.data.stream
-        read, dropped, lost = (
-            sum(counts) for counts in zip(*((c.read, c.dropped, c.lost) for c in cursors), strict=True)
-        )
+        counts = torch.tensor([[c.read, c.dropped, c.lost] for c in cursors], device=self._device).sum(dim=0)
+        dist.all_reduce(counts, op=dist.ReduceOp.MAX)  # for the ranks that read nothing
+        read, dropped, lost = counts.tolist()
         self._board.scalar("data/documents", read, state.step)
         for name, count in (("dropped", dropped), ("lost", lost)):
             if count:

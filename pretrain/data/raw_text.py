@@ -14,6 +14,7 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 from pretrain.data.shard_bytes import ShardBytes
 from pretrain.data.tar_census import TEXT_SUFFIXES, TarCensus, split_name
 from pretrain.data.text import NoTextError, text_of_json, text_of_plain
+from pretrain.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -58,10 +59,9 @@ def arrivals(shard: ShardBytes, text_field: str) -> Iterator[Arrival]:
     members = tar_file_expander(stream, handler=_end, select_files=_is_text)
     for sample in group_by_keys(members, handler=_go_on):
         yield _arrival(sample, text_field)
-    if shard.fault is None:
-        shard.drain()
     if shard.fault is not None:
-        raise shard.fault
+        raise UserError(shard.fault)
+    shard.drain()
 
 
 def losses(census: TarCensus, where: str, arrived: int) -> Losses:

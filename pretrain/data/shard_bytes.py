@@ -101,13 +101,13 @@ class ShardBytes:
     Attributes:
         where: the place, for messages.
         census: of what was read so far.
-        fault: why reading failed; webdataset swallows what is raised.
+        fault: why reading failed; webdataset swallows what is raised, and changes its words.
     """
 
     def __init__(self, file: Readable, where: str) -> None:
         self.where = where
         self.census = TarCensus()
-        self.fault: UserError | None = None
+        self.fault: str | None = None
         self._file = file
         self._begun = False
 
@@ -125,10 +125,10 @@ class ShardBytes:
                 self._begun = True
                 self._refuse_compression(chunk)
         except OSError as error:
-            self.fault = UserError(f"shard {self.where} cannot be read: {error.strerror}")
-            raise self.fault from error
+            self.fault = f"shard {self.where} cannot be read: {error.strerror}"
+            raise UserError(self.fault) from error
         except UserError as error:
-            self.fault = error
+            self.fault = str(error)
             raise
         self.census.feed(chunk)
         return chunk

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.data.cursor import Cursor
+from tests.launch import launch
 from tests.pretrain import runs
 from tests.pretrain.data import raw
 
@@ -101,3 +103,25 @@ def test_too_much_damage_ends_all_ranks_with_one_line(text: Path, tmp_path: Path
     line = refused(arguments, 2, tmp_path / "log")
     assert line.startswith("error: damaged tars cost 2 documents, ")
     assert line.endswith("restore the shards that the warnings above name, or raise it")
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_pipeline_stages_read_the_same_or_stop(text: Path, tmp_path: Path, same: bool) -> None:
+    """The one in the middle reads nothing, keeps no other waiting, and ends with them."""
+    folders = [tmp_path / str(stage) for stage in range(3)]
+    for stage, folder in enumerate(folders):
+        folder.mkdir()
+        raw.write_texts(
+            folder / "a.tar", [f"text {n} of one stage or all" for n in range(9 - (stage == 2 and not same))]
+        )
+    outputs = launch("tests.pretrain.stream_worker", 3, str(text / "tokenizer.model"), *map(str, folders))
+    first, middle, last = (json.loads(output.splitlines()[-1]) for output in outputs)
+    assert middle["sums"] == [0] * len(middle["sums"])
+    assert {tuple(numbers) for numbers in middle["cursors"]} <= {Cursor().numbers()}
+    if same:
+        assert first == last
+        assert first["error"] is None
+        assert len(set(map(tuple, first["cursors"]))) == 4
+    else:
+        assert first["error"] == middle["error"] == last["error"]
+        assert "ranks of one tensor- and pipeline-parallel group have read other texts" in first["error"]

@@ -18,7 +18,7 @@ def test_braces() -> None:
         (["{pipe,x}:touch trapped"], "pipe: is not supported"),
         (["a-{1..2.tar"], "S=a-{1..2.tar: the braces do not match"),
         (["a-{0..9999999999}.tar"], "S=a-{0..9999999999}.tar: braces that name more than 1000000 shards"),
-        (["{0..2000}{0..2000}"], "S names more than 1000000 shards"),
+        (["{0..2000}-{0..2000}"], "S names more than 1000000 shards"),
         (["a.tar", "{a,b}.tar"], "S names a.tar twice"),
     ],
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.data.raw_text import Arrival, Losses, arrivals, losses
-from pretrain.data.shard_bytes import Opener
+from pretrain.data.shard_bytes import Opener, ShardBytes
 from pretrain.data.transfer import Patience
 from pretrain.errors import UserError
 from tests.pretrain.data import raw
@@ -165,6 +165,27 @@ def test_no_member_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     path = raw.write_plain(tmp_path / "a.tar", [("a.pkl", trap), ("a.txt", b"good"), ("b.txt", trap)])
     assert [arrival.text for arrival in read(path)[0]][:1] == ["good"]
     assert not (tmp_path / "TRAPPED").exists()
+
+
+def test_a_disk_that_fails_is_told_in_one_line(tmp_path: Path) -> None:
+    """Not taken for the end of the shard, as webdataset would."""
+    path = raw.write_texts(tmp_path / "a.tar", TEXTS)
+
+    class Broken:
+        left = 3
+
+        def read(self, size: int, /) -> bytes:
+            self.left -= 1
+            if self.left < 0:
+                raise OSError(5, "Input/output error")
+            return path.read_bytes()[:size]
+
+        def close(self) -> None:
+            pass
+
+    with pytest.raises(UserError) as caught:
+        list(arrivals(ShardBytes(Broken(), "SHARD"), "text"))
+    assert str(caught.value) == "shard SHARD cannot be read: Input/output error"
 
 
 def test_a_compressed_tar_is_refused(tmp_path: Path) -> None:
