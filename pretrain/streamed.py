@@ -41,7 +41,7 @@ class StreamedData:
         assert data.tokenizer is not None, "a rule sees to it"
         self._places = expand_places(data.urls, "data.urls")
         self._held_out = expand_places(data.validation_urls, "data.validation_urls")
-        require_local_shards([*self._places, *self._held_out])
+        require_local_shards([*self._places, *(self._held_out if config.validation.every else [])])
         self._tokenizer = Tokenizer(data.tokenizer, data.eod_id)
         self._access = access(data)
         self._batches: StreamBatches | None = None

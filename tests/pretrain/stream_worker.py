@@ -1,6 +1,7 @@
 """Three pipeline stages that stream raw text, each from a folder of its own: prints what they find, as JSON.
 
-``TOKENIZER FOLDER FOLDER FOLDER``: the model, and the folder of each stage.
+``TOKENIZER FOLDER FOLDER FOLDER``: the model, and the folder of each stage. First of the shard ``same.tar``, then of
+``other.tar``.
 """
 
 import json
@@ -28,13 +29,16 @@ STEPS, LENGTH, GLOBAL_BATCH = 4, 32, 4
 def main() -> None:
     launch = read_launch()
     folder = Path(sys.argv[2 + launch.global_rank])
-    settings = [f"data.urls={folder}/a.tar", f"data.tokenizer={sys.argv[1]}", "validation.every=0", "parallel.pp=3"]
+    settings = [f"data.tokenizer={sys.argv[1]}", "validation.every=0", "parallel.pp=3", f"train.steps={STEPS}"]
     settings += [f"model.sequence_length={LENGTH}", f"train.global_batch={GLOBAL_BATCH}", "train.micro_batch=2"]
-    config = load_config(
-        REPOSITORY / "configs/stream_demo.yaml", [*settings, f"train.steps={STEPS}", "logging.every=2"]
-    )
-    place = parallel.start(launch, config.parallel, config.train.seed)
-    print(json.dumps(fed(config, place, folder)))
+    found = {}
+    place = None
+    for name in ("same", "other"):
+        here = [f"data.urls={folder}/{name}.tar", "logging.every=2"]
+        config = load_config(REPOSITORY / "configs/stream_demo.yaml", [*settings, *here])
+        place = place or parallel.start(launch, config.parallel, config.train.seed)
+        found[name] = fed(config, place, folder)
+    print(json.dumps(found))
     parallel.stop()
 
 
