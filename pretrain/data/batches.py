@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,23 @@ class Source:
 
     reader: ShardReader
     order: SampleOrder
+
+
+class Batches(Protocol):
+    """Steps of training data for one data-parallel rank.
+
+    Attributes:
+        micro_batch, global_batch: in samples.
+    """
+
+    micro_batch: int
+    global_batch: int
+
+    def read(self, draws: npt.NDArray[np.int64]) -> Rows:
+        """This rank's samples of the step that takes the global ``draws`` ``[global_batch]``, in order."""
+
+    def stand_in(self, draws: npt.NDArray[np.int64]) -> Rows:
+        """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
 
 
 class TrainingBatches:
@@ -68,8 +86,7 @@ class TrainingBatches:
 
     def stand_in(self, draws: npt.NDArray[np.int64]) -> Rows:
         """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
-        tokens = np.zeros((self.slots, self.sequence_length + 1), dtype=np.int64)
-        return Rows(tokens, np.ones(self.slots, dtype=np.bool_))
+        return stand_in(self.slots, self.sequence_length)
 
     def read(self, draws: npt.NDArray[np.int64]) -> Rows:
         """This rank's samples of the step that takes the global ``draws`` ``[global_batch]``, in order."""
@@ -111,12 +128,25 @@ class ValidationBatches:
 
     def read(self) -> Rows:
         """This rank's samples, in order; those that fill up count as bad."""
-        stride = self.micro_batch * self._dp_size
-        starts = np.arange(0, self._samples, stride) + self._dp_rank * self.micro_batch
-        ids = (starts[:, None] + np.arange(self.micro_batch)).ravel()
+        ids = validation_ids(self._samples, self.micro_batch, self._dp_rank, self._dp_size)
         tokens = np.full((len(ids), self._reader.sequence_length + 1), self._reader.manifest.eod_id, dtype=np.int64)
         sound = ids < self._samples
         rows = self._reader.read_rows(ids[sound])
         tokens[sound] = rows.tokens
         sound[sound] = rows.sound
         return Rows(tokens, sound)
+
+
+def validation_ids(samples: int, micro_batch: int, dp_rank: int, dp_size: int) -> npt.NDArray[np.int64]:
+    """Which of ``samples`` validation samples a rank evaluates, whole micro batches, as many on every rank.
+
+    Ids of ``samples`` and more stand for rows that fill up.
+    """
+    starts = np.arange(0, samples, micro_batch * dp_size) + dp_rank * micro_batch
+    return (starts[:, None] + np.arange(micro_batch)).ravel()
+
+
+def stand_in(samples: int, sequence_length: int) -> Rows:
+    """Rows that are all sound and all token 0, for a rank that does not look at tokens."""
+    tokens = np.zeros((samples, sequence_length + 1), dtype=np.int64)
+    return Rows(tokens, np.ones(samples, dtype=np.bool_))

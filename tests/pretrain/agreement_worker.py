@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from pretrain.agreement import require_agreement
 from pretrain.config import load_config
-from pretrain.datasets import load_datasets
+from pretrain.datasets import facts_of, load_datasets
 from pretrain.errors import SharedError
 from pretrain.resume import go_on_with_data
 from pretrain.state import TrainState
@@ -30,7 +30,7 @@ def main() -> None:
         datasets, state = load_datasets(config.data), TrainState(step=step)
         go_on_with_data(config, datasets, state, None)
         try:
-            require_agreement(config, datasets, state, locked)
+            require_agreement(config, facts_of(datasets), state, locked)
             print("agreed")
         except SharedError as error:
             print(error)

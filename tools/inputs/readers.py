@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from pretrain.data.text import EMPTY, NOT_A_STRING, TOO_LONG, no_field
 from tools.inputs.compression import DAMAGE, OPENERS
 from tools.inputs.formats import FORMATS, Format, suffix_of
-from tools.inputs.records import EMPTY, NOT_A_STRING, TOO_LONG, UNREADABLE, Raw, Reading, no_field
+from tools.inputs.records import UNREADABLE, Raw, Reading
 from tools.tars import files_in, open_tar
 
 _PARQUET_ROWS = 256
