@@ -25,6 +25,11 @@ DataPlace = Annotated[
     PlainSerializer(redact),
 ]
 
+# One place or several; braces name many at once.
+DataPlaces = Annotated[
+    tuple[DataPlace, ...], BeforeValidator(lambda given: (given,) if isinstance(given, str) else given)
+]
+
 
 class Section(BaseModel):
     """A group of settings; unknown keys are errors and nothing changes after loading."""
@@ -74,7 +79,21 @@ class DataSettings(Section):
     effect in standard pretraining, but an important one at very long sequences. Either way the loss is the mean over
     all tokens, that of the token behind an end of document included. On the CPU, and on a GPU in fp32 or with
     model.dropout, it costs one attention call for each length of document in a micro batch, else one for all.
+
+    ``mode`` ``stream`` needs no manifest: it reads WebDataset tars of raw text and tokenises them on the fly. ``urls``
+    names them, each a path or a URL as above, or many at once with braces: ``s3://bucket/web-{00000..00999}.tar``;
+    ``validation_urls`` likewise those that validation reads. ``tokenizer`` is the sentencepiece model, ``eod_id`` the
+    control symbol that ends documents, if not its end-of-sentence symbol. A sample's text is its member .txt, or else
+    the field ``text_field`` of its member .json. There, ``max_bad_samples`` counts documents that damaged tars cost, of
+    a million that were read.
     """
+
+    mode: Literal["shards", "stream"] = "shards"
+    urls: DataPlaces = ()
+    validation_urls: DataPlaces = ()
+    tokenizer: Path | None = None
+    eod_id: int | None = Field(default=None, ge=0)
+    text_field: str = "text"
 
     manifest: DataPlace | None = None
     datasets: tuple[DatasetSettings, ...] = ()

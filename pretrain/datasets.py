@@ -45,6 +45,40 @@ class Dataset:
         return window([shard.samples * parts for shard in shards], sizes, BLOCK_SAMPLES)
 
 
+@dataclass(frozen=True)
+class Facts:
+    """What the model and the checkpoints must know of the data, whatever mode they are read in.
+
+    Attributes:
+        vocab_size: pieces of the tokenizer.
+        eod_id: the token that ends a document.
+        tokenizer_sha256: of the tokenizer's file, hex.
+        fingerprint: of all data, hex.
+        fingerprints: of each data set by its name.
+        token_counts: occurrences of each token ``[vocab_size]``; None where nobody has counted.
+    """
+
+    vocab_size: int
+    eod_id: int
+    tokenizer_sha256: str
+    fingerprint: str
+    fingerprints: dict[str, str]
+    token_counts: list[int] | None
+
+
+def facts_of(datasets: Sequence[Dataset]) -> Facts:
+    """The facts of data sets that share a tokenizer."""
+    first = datasets[0].manifest
+    return Facts(
+        vocab_size=first.vocab_size,
+        eod_id=first.eod_id,
+        tokenizer_sha256=first.tokenizer_sha256,
+        fingerprint=fingerprint(datasets),
+        fingerprints={dataset.name: dataset.manifest.fingerprint for dataset in datasets},
+        token_counts=token_counts(datasets),
+    )
+
+
 def named(settings: DataSettings) -> list[DatasetSettings]:
     """The data sets that the settings name, also in their simple form."""
     if settings.manifest is not None:

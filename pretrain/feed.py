@@ -6,8 +6,8 @@ from megatron.core import parallel_state
 
 from pretrain.config import Config
 from pretrain.data.ahead import ReadAhead
-from pretrain.data.batch import MicroBatch
-from pretrain.data.batches import TrainingBatches, micro_batches
+from pretrain.data.batch import MicroBatch, micro_batches
+from pretrain.data.batches import Batches
 from pretrain.data.reader import Rows
 from pretrain.errors import SharedError
 from pretrain.monitor.metrics import StepResult
@@ -45,7 +45,7 @@ class Feed:
     def __init__(
         self,
         config: Config,
-        batches: TrainingBatches,
+        batches: Batches,
         ahead: ReadAhead,
         board: Board,
         place: Place,

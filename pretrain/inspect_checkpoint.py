@@ -93,8 +93,8 @@ def run_inspection(asked: Inspection) -> None:
     else:
         print("\n".join(described(facts, record, config)), flush=True)
     if asked.text:
-        manifest = find_manifest(config, record, asked.manifest)
-        samples = read_samples(asked.text, manifest, config.model.sequence_length, asked.sequences)
+        tokenizer = find_tokenizer(config, record, asked.manifest)
+        samples = read_samples(asked.text, tokenizer, config.model.sequence_length, asked.sequences)
         place = parallel.start(read_launch({}), ParallelSettings(), seed=0)
         try:
             module = load_model(config, checkpoint, record["vocab_size"], place.device)
@@ -171,6 +171,29 @@ def _plain(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def find_tokenizer(config: Config, record: dict[str, Any], moved_to: str | None) -> Tokenizer:
+    """The tokenizer of the run's data; ``moved_to`` as for :func:`find_manifest`.
+
+    Raises:
+        UserError: it is not there, or another one than the model was trained with.
+    """
+    if config.data.mode == "stream":
+        if moved_to is not None:
+            raise UserError(f"--manifest {moved_to}: the model was trained on raw text without one; remove it")
+        assert config.data.tokenizer is not None, "a rule sees to it"
+        tokenizer = Tokenizer(config.data.tokenizer, config.data.eod_id)
+        if tokenizer.sha256 != record["tokenizer_sha256"]:
+            raise UserError(
+                f"tokenizer {tokenizer.file} is {tokenizer.sha256[:12]}, but the model was trained with "
+                f"{record['tokenizer_sha256'][:12]}; put that one there"
+            )
+        return tokenizer
+    manifest = find_manifest(config, record, moved_to)
+    if manifest.tokenizer_file is None:
+        raise UserError(f"--text cannot be encoded: {manifest.directory} came without a sentencepiece model")
+    return Tokenizer(manifest.tokenizer_file, manifest.eod_id)
+
+
 def find_manifest(config: Config, record: dict[str, Any], moved_to: str | None) -> Manifest:
     """A manifest of the run's data, at ``moved_to`` if given, else its first data set's.
 
@@ -191,7 +214,7 @@ def find_manifest(config: Config, record: dict[str, Any], moved_to: str | None) 
     return manifest
 
 
-def read_samples(file: Path, manifest: Manifest, sequence_length: int, limit: int) -> Samples:
+def read_samples(file: Path, tokenizer: Tokenizer, sequence_length: int, limit: int) -> Samples:
     """The first ``limit`` whole samples of a text; what is left of it stays out.
 
     Raises:
@@ -207,9 +230,6 @@ def read_samples(file: Path, manifest: Manifest, sequence_length: int, limit: in
         raise UserError(f"--text {file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     if not text:
         raise UserError(f"--text {file} is empty")
-    if manifest.tokenizer_file is None:
-        raise UserError(f"--text {file} cannot be encoded: {manifest.directory} came without a sentencepiece model")
-    tokenizer = Tokenizer(manifest.tokenizer_file, manifest.eod_id)
     tokens: npt.NDArray[np.int32] = tokenizer.encode_documents([text])[0][:-1]  # without the end of the document
     samples = min(limit, (len(tokens) - 1) // sequence_length)
     if samples < 1:

@@ -6,17 +6,17 @@ from typing import Any
 
 from pretrain.config import Config
 from pretrain.data.mixture import Mixture, Share, next_stage, normalized
-from pretrain.datasets import Dataset, shares_of
+from pretrain.datasets import Dataset, Facts, shares_of
 from pretrain.errors import UserError
 from pretrain.state import TrainState
 
 # What may differ without changing what is computed.
 _FREE_MODEL_SETTINGS = {"model.recompute", "model.residual.save"}
 # What decides, beside the model's settings, what is computed from which tokens.
-_FIXED_SETTINGS = {"train.seed", "data.separate_documents"}
+_FIXED_SETTINGS = {"train.seed", "data.separate_documents", "data.mode", "data.text_field"}
 
 
-def check_resume(config: Config, datasets: Sequence[Dataset], checkpoint: Path, record: dict[str, Any]) -> None:
+def check_resume(config: Config, facts: Facts, checkpoint: Path, record: dict[str, Any]) -> None:
     """Refuse to go on from ``checkpoint`` with another model, tokenizer or seed; the data are a matter of their own.
 
     Steps, learning rate, batch, precision and layout may change.
@@ -25,7 +25,7 @@ def check_resume(config: Config, datasets: Sequence[Dataset], checkpoint: Path, 
         UserError: with both values and what to change.
     """
     saved, now = _flat(record["config"]), _flat(config.model_dump(mode="json"))
-    saved["model.vocab_size"], now["model.vocab_size"] = record["vocab_size"], vocabulary(config, datasets)
+    saved["model.vocab_size"], now["model.vocab_size"] = record["vocab_size"], vocabulary(config, facts)
     for name, value in now.items():
         fixed = name in _FIXED_SETTINGS or (name.startswith("model.") and name not in _FREE_MODEL_SETTINGS)
         # A setting that the checkpoint does not know is newer than it, and its default changes nothing.
@@ -33,7 +33,7 @@ def check_resume(config: Config, datasets: Sequence[Dataset], checkpoint: Path, 
             raise UserError(
                 f"{name}={value}, but {checkpoint} was saved with {saved[name]}; set it back or choose another run.dir"
             )
-    tokenizer = datasets[0].manifest.tokenizer_sha256
+    tokenizer = facts.tokenizer_sha256
     if record["tokenizer_sha256"] != tokenizer:
         raise UserError(
             f"the data were built with the tokenizer {tokenizer[:12]}, but {checkpoint} was trained with "
@@ -101,9 +101,9 @@ def changed_settings(config: Config, record: dict[str, Any]) -> list[str]:
     return [f"{name}: {saved[name]} -> {now[name]}" for name in now if name in saved and saved[name] != now[name]]
 
 
-def vocabulary(config: Config, datasets: Sequence[Dataset]) -> int:
+def vocabulary(config: Config, facts: Facts) -> int:
     """Rows of the embedding: the setting's, else the tokenizer's."""
-    return config.model.vocab_size or datasets[0].manifest.vocab_size
+    return config.model.vocab_size or facts.vocab_size
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:

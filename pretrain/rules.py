@@ -14,6 +14,14 @@ from megatron_ext.schemes.sphere import power_of, why_output_is_unsafe
 from pretrain.config import Config
 from pretrain.datasets import Dataset
 from pretrain.errors import UserError
+from pretrain.stream_rules import (
+    mode_reads_what_is_named,
+    stream_does_not_change,
+    stream_has_a_shard_for_every_rank,
+    stream_has_held_out_shards,
+    stream_has_places_that_can_be_read,
+    stream_knows_no_token_counts,
+)
 
 
 def sizes_are_positive(config: Config) -> str | None:
@@ -183,6 +191,8 @@ def schedule_fits_the_run(config: Config) -> str | None:
 
 def data_are_named_once(config: Config) -> str | None:
     """The data come from one data set or from a list."""
+    if config.data.mode == "stream":
+        return None
     one, several = config.data.manifest, config.data.datasets
     if one is None and not several:
         return "data.manifest is missing; give it, or several data sets as data.datasets"
@@ -318,10 +328,19 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     saved_output_shows_the_update,
     micro_batch_divides_global_batch,
     schedule_fits_the_run,
+    mode_reads_what_is_named,
     data_are_named_once,
+    stream_has_places_that_can_be_read,
+    stream_does_not_change,
+    stream_has_held_out_shards,
+    stream_knows_no_token_counts,
     run_has_a_folder,
 )
-LAYOUT_RULES: Sequence[LayoutRule] = (world_size_fits_model_parallel, global_batch_fits_data_parallel)
+LAYOUT_RULES: Sequence[LayoutRule] = (
+    world_size_fits_model_parallel,
+    global_batch_fits_data_parallel,
+    stream_has_a_shard_for_every_rank,
+)
 DATA_RULES: Sequence[DataRule] = (
     data_sets_have_names_of_their_own,
     data_sets_differ,

@@ -3,6 +3,7 @@
 import atexit
 import functools
 import os
+import random
 import signal
 import socket
 import tempfile
@@ -14,6 +15,7 @@ from tests.template import Forked, Template
 REPOSITORY = Path(__file__).resolve().parents[1]
 TAIL_CHARACTERS = 4000
 POLL_SECONDS = 0.05
+_PORTS = random.SystemRandom()  # other test runs on this machine must not draw the same
 
 
 class LaunchError(AssertionError):
@@ -21,10 +23,15 @@ class LaunchError(AssertionError):
 
 
 def free_port() -> int:
-    """A TCP port on 127.0.0.1 that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A TCP port on 127.0.0.1 that is free now, and that no outgoing connection takes before it is used."""
+    while True:
+        port = _PORTS.randrange(10_240, 20_000)  # below what systems give to connections, and to Slurm's jobs here
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
 
 
 def environment(global_rank: int, world_size: int, port: int) -> dict[str, str]:

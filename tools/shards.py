@@ -8,7 +8,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
-from pretrain.data.manifest import load_manifest
+from pretrain.data.manifest import DATASET_NAME, load_manifest
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError, run_cli
 from tools.arguments import natural_int, positive_float, positive_int, proper_fraction
@@ -19,16 +19,15 @@ from tools.sharding.adopt import Adoption, adopt
 from tools.sharding.build import Building, build
 from tools.sharding.megatron import GivenVocabulary, Import, import_megatron
 from tools.sharding.merge import merge
-from tools.sharding.pack import NAME
 from tools.sharding.show import show
 from tools.verify_shards import find_faults
 
 __all__ = ["Building", "build", "main"]
 
 
-def verify(manifest_file: Path) -> None:
+def verify(place: Path | str) -> None:
     """Print one line per fault of a data set; UserError when there is any."""
-    manifest = load_manifest(manifest_file)
+    manifest = load_manifest(place)
     faults = 0
     for fault in find_faults(manifest):
         faults += 1
@@ -39,7 +38,7 @@ def verify(manifest_file: Path) -> None:
 
 
 def _dataset_name(text: str) -> str:
-    if not NAME.fullmatch(text):
+    if not DATASET_NAME.fullmatch(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not 1 to 40 letters, digits, - or _")
     return text
 
@@ -106,12 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         help="processes that tokenize (default: the cores at hand); the shards do not depend on it",
     )
     command = commands.add_parser("verify", help="compare every byte with the manifest")
-    command.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
+    command.add_argument("manifest", metavar="MANIFEST", help="manifest.json, or its folder")
     command = commands.add_parser("inspect", help="show what is in a data set")
-    command.add_argument("manifest", type=Path, metavar="MANIFEST", help="manifest.json, or its folder")
+    command.add_argument("manifest", metavar="MANIFEST", help="manifest.json, or its folder")
     command.add_argument("--samples", type=natural_int, default=2, metavar="N", help="of each split (default: 2)")
     command = commands.add_parser("merge", help="several data sets of one tokenizer and length as one")
-    command.add_argument("manifests", type=Path, nargs="+", metavar="MANIFEST", help="data sets, in this order")
+    command.add_argument("manifests", nargs="+", metavar="MANIFEST", help="data sets, in this order")
     command.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the new data set")
     command.add_argument("--name", type=_dataset_name, default="data", help="of the data set (default: data)")
     command.add_argument("--copy", action="store_true", help="copy the tars (default: hard links where possible)")
@@ -222,7 +221,12 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     options = _parser().parse_args(arguments)
-    _COMMANDS[options.command](options)
+    try:
+        _COMMANDS[options.command](options)
+    except OSError as error:
+        # A full disk, a folder that may not be written to, an input that went away.
+        place = error.filename or getattr(options, "out", None) or getattr(options, "folder", options.command)
+        raise UserError(f"{place}: {error.strerror or error}") from error
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
 """Compare every byte of a data set with its manifest."""
 
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from pretrain.data.manifest import Manifest, Shard, Split
 from pretrain.data.shard_index import ShardIndex, check_header, index_path, load_index
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
-from tools.sharding.scan import array_members
+from tools.sharding.scan import array_members, block_fault, block_in
 
 
 def find_faults(manifest: Manifest) -> Iterator[str]:
@@ -77,10 +76,12 @@ def _shard_faults(manifest: Manifest, shard: Shard, counts: npt.NDArray[np.int64
         for member, (offset, rows) in enumerate(zip(index.offsets.tolist(), index.rows.tolist(), strict=True)):
             file.seek(offset)
             content = file.read(rows * index.header.row_bytes)
-            fault = _member_fault(content, index.crc32[first : first + rows], manifest, counts)
+            fault = block_fault(content, index.crc32[first : first + rows], manifest)
             if fault:
                 located = True
                 yield f"member {member}: {fault}"
+            else:
+                counts += np.bincount(block_in(content, manifest)[:, 1:].ravel(), minlength=len(counts))
             first += rows
     if not located and sha256_of_file(tar) == shard.sha256:
         yield from _member_faults(tar, index)
@@ -100,17 +101,3 @@ def _member_faults(tar: Path, index: ShardIndex) -> Iterator[str]:
     if not set(expected) <= set(found):
         wrong = next(number for number, place in enumerate(expected) if place not in set(found))
         yield f"member {wrong} of its index is none of the tar's"
-
-
-def _member_fault(
-    content: bytes, crc32: npt.NDArray[np.uint32], manifest: Manifest, counts: npt.NDArray[np.int64]
-) -> str | None:
-    """What is wrong with the samples of a member; those of a sound one are counted."""
-    block = np.frombuffer(content, dtype=manifest.dtype).reshape(len(crc32), manifest.sequence_length + 1)
-    bad = [row for row, expected in enumerate(crc32.tolist()) if zlib.crc32(block[row]) != expected]
-    if bad:
-        return f"{len(bad)} of {len(block)} samples, the first its sample {bad[0]}, have another crc32 than the index"
-    if int(block.max()) >= manifest.vocab_size:
-        return f"token {block.max()} is outside the vocabulary of {manifest.vocab_size}"
-    counts += np.bincount(block[:, 1:].ravel(), minlength=len(counts))
-    return None

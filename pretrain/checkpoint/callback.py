@@ -1,12 +1,11 @@
 """When a run saves itself."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 from pretrain.checkpoint import saving, store
 from pretrain.config import Config
-from pretrain.datasets import Dataset, fingerprint
+from pretrain.datasets import Facts
 from pretrain.engine import Engine
 from pretrain.errors import SharedError
 from pretrain.monitor.metrics import StepResult
@@ -18,12 +17,12 @@ from pretrain.state import TrainState
 class Saver:
     """Saves every ``checkpoint.every`` steps, after the last step, when wished for and before a stop."""
 
-    def __init__(self, config: Config, datasets: Sequence[Dataset], engine: Engine, vocab_size: int) -> None:
+    def __init__(self, config: Config, facts: Facts, engine: Engine, vocab_size: int) -> None:
         self._config = config
         self._engine = engine
         self._vocab_size = vocab_size
         self._directory = store.checkpoint_folder(config.run.dir)
-        self._facts = _facts(config, datasets, vocab_size) if engine.place.global_rank == 0 else {}
+        self._facts = _facts(config, facts, vocab_size) if engine.place.global_rank == 0 else {}
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
         """Save when it is time, but never after a step that was not finite: such weights may be beyond repair.
@@ -48,14 +47,14 @@ class Saver:
             print(f"step {state.step}/{steps}  saved to {self._directory}", flush=True)
 
 
-def _facts(config: Config, datasets: Sequence[Dataset], vocab_size: int) -> dict[str, Any]:
+def _facts(config: Config, facts: Facts, vocab_size: int) -> dict[str, Any]:
     """What every checkpoint of a run records of it; global rank 0 alone writes it."""
     return {
         "format": store.FORMAT,
         "config": config.model_dump(mode="json"),
-        "data_fingerprint": fingerprint(datasets),
-        "datasets": {dataset.name: dataset.manifest.fingerprint for dataset in datasets},
-        "tokenizer_sha256": datasets[0].manifest.tokenizer_sha256,
+        "data_fingerprint": facts.fingerprint,
+        "datasets": facts.fingerprints,
+        "tokenizer_sha256": facts.tokenizer_sha256,
         "vocab_size": vocab_size,
         "versions": versions(),
         "git_revision": git_revision(),

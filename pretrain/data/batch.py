@@ -1,4 +1,4 @@
-"""What the model eats: one micro batch."""
+"""What the model eats: micro batches."""
 
 from dataclasses import dataclass, replace
 
@@ -44,3 +44,18 @@ class MicroBatch:
             tensor.to(device, non_blocking=True) for tensor in (self.tokens, self.labels, self.loss_mask)
         )
         return MicroBatch(tokens, labels, loss_mask, self.documents and self.documents.to(device))
+
+
+def micro_batches(tokens: torch.Tensor, sound: torch.Tensor, micro_batch: int) -> list[MicroBatch]:
+    """Cut samples into micro batches; bad ones are masked wholly.
+
+    Args:
+        tokens: int64 ``[n * micro_batch, sequence + 1]``.
+        sound: bool ``[n * micro_batch]``, on the same device.
+        micro_batch: samples of one.
+    """
+    mask = sound.float()[:, None].expand(-1, tokens.shape[1] - 1)
+    return [
+        MicroBatch(part[:, :-1].contiguous(), part[:, 1:].contiguous(), loss_mask.contiguous())
+        for part, loss_mask in zip(torch.split(tokens, micro_batch), torch.split(mask, micro_batch), strict=True)
+    ]

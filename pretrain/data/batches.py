@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from pretrain.data.batch import MicroBatch
 from pretrain.data.mixture import Mixture
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import Rows, ShardReader
@@ -20,6 +19,23 @@ class Source:
 
     reader: ShardReader
     order: SampleOrder
+
+
+class Batches(Protocol):
+    """Steps of training data for one data-parallel rank.
+
+    Attributes:
+        micro_batch, global_batch: in samples.
+    """
+
+    micro_batch: int
+    global_batch: int
+
+    def read(self, draws: npt.NDArray[np.int64]) -> Rows:
+        """This rank's samples of the step that takes the global ``draws`` ``[global_batch]``, in order."""
+
+    def stand_in(self, draws: npt.NDArray[np.int64]) -> Rows:
+        """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
 
 
 class TrainingBatches:
@@ -70,8 +86,7 @@ class TrainingBatches:
 
     def stand_in(self, draws: npt.NDArray[np.int64]) -> Rows:
         """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
-        tokens = np.zeros((self.slots, self.sequence_length + 1), dtype=np.int64)
-        return Rows(tokens, np.ones(self.slots, dtype=np.bool_))
+        return stand_in(self.slots, self.sequence_length)
 
     def read(self, draws: npt.NDArray[np.int64]) -> Rows:
         """This rank's samples of the step that takes the global ``draws`` ``[global_batch]``, in order."""
@@ -113,9 +128,7 @@ class ValidationBatches:
 
     def read(self) -> Rows:
         """This rank's samples, in order; those that fill up count as bad."""
-        stride = self.micro_batch * self._dp_size
-        starts = np.arange(0, self._samples, stride) + self._dp_rank * self.micro_batch
-        ids = (starts[:, None] + np.arange(self.micro_batch)).ravel()
+        ids = validation_ids(self._samples, self.micro_batch, self._dp_rank, self._dp_size)
         tokens = np.full((len(ids), self._reader.sequence_length + 1), self._reader.manifest.eod_id, dtype=np.int64)
         sound = ids < self._samples
         rows = self._reader.read_rows(ids[sound])
@@ -124,16 +137,16 @@ class ValidationBatches:
         return Rows(tokens, sound)
 
 
-def micro_batches(tokens: torch.Tensor, sound: torch.Tensor, micro_batch: int) -> list[MicroBatch]:
-    """Cut samples into micro batches; bad ones are masked wholly.
+def validation_ids(samples: int, micro_batch: int, dp_rank: int, dp_size: int) -> npt.NDArray[np.int64]:
+    """Which of ``samples`` validation samples a rank evaluates, whole micro batches, as many on every rank.
 
-    Args:
-        tokens: int64 ``[n * micro_batch, sequence + 1]``.
-        sound: bool ``[n * micro_batch]``, on the same device.
-        micro_batch: samples of one.
+    Ids of ``samples`` and more stand for rows that fill up.
     """
-    mask = sound.float()[:, None].expand(-1, tokens.shape[1] - 1)
-    return [
-        MicroBatch(part[:, :-1].contiguous(), part[:, 1:].contiguous(), loss_mask.contiguous())
-        for part, loss_mask in zip(torch.split(tokens, micro_batch), torch.split(mask, micro_batch), strict=True)
-    ]
+    starts = np.arange(0, samples, micro_batch * dp_size) + dp_rank * micro_batch
+    return (starts[:, None] + np.arange(micro_batch)).ravel()
+
+
+def stand_in(samples: int, sequence_length: int) -> Rows:
+    """Rows that are all sound and all token 0, for a rank that does not look at tokens."""
+    tokens = np.zeros((samples, sequence_length + 1), dtype=np.int64)
+    return Rows(tokens, np.ones(samples, dtype=np.bool_))

@@ -24,6 +24,7 @@ from pretrain.data.transfer import Patience, RemoteFile, Waiting, download
 from pretrain.errors import UserError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_OURS = re.compile(r"[0-9a-f]{64}(\.\d+)?")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -177,14 +178,14 @@ class Cache:
     def _kept(self) -> Iterator[_Kept]:
         for folder in (self._files, self._parts):
             for path in folder.iterdir():
-                if path.suffix == ".why":
-                    continue
+                if not _OURS.fullmatch(path.name):
+                    continue  # what a process is told, or a file that others put here, as NFS does with removed ones
                 try:
                     found = path.stat()
                 except FileNotFoundError:
                     continue  # a download that ended since the folder was listed
                 complete = folder == self._files
-                counts = found.st_size if complete else int(path.suffix[1:])
+                counts = found.st_size if complete else int(path.suffix[1:] or 0)
                 yield _Kept(path, counts, found.st_mtime, complete)
 
     def _reason(self, part: Path) -> str:

@@ -6,17 +6,18 @@ copy of the tokenizer, and ``manifest.json``, which is written last. Whoever see
 
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from pretrain.data.folder import Access, Entry, Folder, LocalFolder
-from pretrain.data.urls import is_remote, local_path, require_plain_name
+from pretrain.data.urls import is_remote, local_path, require_plain_name, shorten
 from pretrain.errors import UserError
 from pretrain.redaction import redact
 
@@ -31,6 +32,16 @@ _LARGEST_TOKENIZER = 1 << 26
 NO_TOKENIZER = "none"
 
 Dtype = Literal["<u2", "<u4"]
+
+# Bounded, so that products and sums of a stranger's numbers stay numbers of 64 bits.
+_LARGEST = 1 << 50
+Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+PositiveCount = Annotated[int, Field(gt=0, le=_LARGEST)]
+
+SPLITS = ("train", "validation")
+# Names of members in a tar begin with it: no dot, where webdataset ends its keys, and short enough for USTAR.
+DATASET_NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
+
 _STRICT = {"extra": "forbid"}
 
 
@@ -49,8 +60,8 @@ class Shard:
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
     file: str
-    samples: PositiveInt
-    bytes: PositiveInt
+    samples: PositiveCount
+    bytes: PositiveCount
     sha256: str
     index_sha256: str
 
@@ -71,10 +82,10 @@ class Split:
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
-    documents: NonNegativeInt
-    tokens: PositiveInt
-    samples: PositiveInt
-    dropped_tokens: NonNegativeInt
+    documents: Count
+    tokens: PositiveCount
+    samples: PositiveCount
+    dropped_tokens: Count
     unigram_entropy: float
     shards: tuple[Shard, ...]
 
@@ -95,12 +106,12 @@ class Statistics:
 
     __pydantic_config__: ClassVar[dict[str, str]] = _STRICT
 
-    records: NonNegativeInt
-    documents: NonNegativeInt
-    duplicates: NonNegativeInt
-    dropped: dict[str, PositiveInt]
-    text_bytes: NonNegativeInt
-    document_tokens: NonNegativeInt
+    records: Count
+    documents: Count
+    duplicates: Count
+    dropped: dict[str, PositiveCount]
+    text_bytes: Count
+    document_tokens: Count
     bytes_per_token: float | None
 
 
@@ -112,13 +123,13 @@ class Description:
 
     version: int
     name: str
-    sequence_length: PositiveInt
-    vocab_size: PositiveInt
-    eod_id: NonNegativeInt
+    sequence_length: PositiveCount
+    vocab_size: PositiveCount
+    eod_id: Count
     dtype: Dtype
     tokenizer_file: str | None
     tokenizer_sha256: str
-    token_counts: tuple[NonNegativeInt, ...]
+    token_counts: tuple[Count, ...]
     splits: dict[str, Split]
     statistics: Statistics | None = None
 
@@ -259,6 +270,10 @@ def _contradiction(description: Description) -> str | None:
             require_plain_name(file or MANIFEST_NAME)
         except UserError as error:
             return str(error)
+    if not DATASET_NAME.fullmatch(description.name):
+        return f"{shorten(description.name)} is no name of 1 to 40 letters, digits, - or _"
+    if "train" not in description.splits or not set(description.splits) <= set(SPLITS):
+        return f"its splits are {shorten(', '.join(description.splits))}, not train or train and validation"
     if (description.tokenizer_file is None) != (description.tokenizer_sha256 == NO_TOKENIZER):
         return f"tokenizer_file {description.tokenizer_file} has sha256 {description.tokenizer_sha256}"
     if len(set(files)) != len(files):
@@ -270,4 +285,7 @@ def _contradiction(description: Description) -> str | None:
     for name, split in description.splits.items():
         if sum(shard.samples for shard in split.shards) != split.samples:
             return f"the shards of split {name!r} do not add up to its {split.samples} samples"
+        for shard in split.shards:
+            if shard.samples * (description.sequence_length + 1) * np.dtype(description.dtype).itemsize > shard.bytes:
+                return f"{shard.samples} samples do not fit the {shard.bytes} bytes of {shard.file}"
     return None

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pretrain.data.cursor import Cursor
 from pretrain.data.mixture import Share, Stage
 
 
@@ -17,11 +18,13 @@ class DataProgress:
         stages: of the mixture, in order.
         skipped: (first, count) of global draws that are never taken, in order and apart from one another.
         bad_samples: unreadable samples so far, which were masked.
+        stream: where each data-parallel rank's next sample begins, in data.mode=stream; empty else.
     """
 
     stages: list[Stage] = field(default_factory=list)
     skipped: list[tuple[int, int]] = field(default_factory=list)
     bad_samples: int = 0
+    stream: list[Cursor] = field(default_factory=list)
 
     def draws(self, consumed_samples: int, count: int) -> npt.NDArray[np.int64]:
         """The global draws of the next ``count`` samples, int64 ``[count]``, rising."""
@@ -65,4 +68,5 @@ class DataProgress:
             ],
             skipped=[(first, count) for first, count in content["skipped"]],
             bad_samples=content["bad_samples"],
+            stream=[Cursor(**cursor) for cursor in content.get("stream", [])],
         )

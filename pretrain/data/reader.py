@@ -194,6 +194,9 @@ class _OpenShard:
             index = load_index(self._leases[1].path, shard.index_sha256)
         except UserError as error:
             raise _DamageError(str(error)) from error
+        except OSError as error:
+            place = manifest.folder.describe(side.name)
+            raise _DamageError(f"shard index {place} cannot be read: {error.strerror}") from error
         contradiction = check_header(index.header, manifest, shard)
         if contradiction:
             raise _DamageError(f"shard {self._path}: {contradiction}")

@@ -12,11 +12,19 @@ from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from pretrain.data.files import sha256_of_file, write_atomically
 from pretrain.data.folder import Entry
-from pretrain.data.manifest import FORMAT_VERSION, Dtype, Manifest, Shard, describe_first_error
+from pretrain.data.manifest import (
+    FORMAT_VERSION,
+    Count,
+    Dtype,
+    Manifest,
+    PositiveCount,
+    Shard,
+    describe_first_error,
+)
 from pretrain.errors import UserError
 
 MAGIC = b"SHARDIDX"
@@ -48,14 +56,14 @@ class IndexHeader:
 
     version: int
     tar: str
-    tar_bytes: PositiveInt
+    tar_bytes: PositiveCount
     tar_sha256: str
     tokenizer_sha256: str
-    eod_id: NonNegativeInt
+    eod_id: Count
     dtype: Dtype
-    sample_length: PositiveInt
-    samples: PositiveInt
-    members: PositiveInt
+    sample_length: PositiveCount
+    samples: PositiveCount
+    members: PositiveCount
 
     @property
     def row_bytes(self) -> int:
@@ -153,7 +161,7 @@ def load_index(path: Path, sha256: str | None = None) -> ShardIndex:
         crc32=crc32.view("<u4"),
     )
     # Bounded one by one first, so that no sum or product wraps round.
-    sound = int(index.rows.max()) <= header.samples and int(index.offsets.max()) <= header.tar_bytes
+    sound = int(index.rows.max()) * header.row_bytes <= header.tar_bytes >= int(index.offsets.max())
     ends = index.offsets + index.rows * np.uint64(header.row_bytes)
     if not sound or int(index.rows.sum()) != header.samples or int(ends.max()) > header.tar_bytes:
         raise UserError(f"shard index {path} contradicts itself: build the shards anew")

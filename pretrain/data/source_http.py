@@ -10,7 +10,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 from urllib3.util import Timeout, make_headers
 
-from pretrain.data.sources import CHUNK_BYTES, Body, RefusedError, TransientError, failure
+from pretrain.data.sources import CHUNK_BYTES, Body, RefusedError, TransientError, distrusted, failure
 from pretrain.data.urls import join_url
 from pretrain.errors import UserError
 from pretrain.redaction import redact
@@ -107,11 +107,7 @@ class HttpSource:
             raise TransientError(_reason(error)) from error
 
     def _broken(self, error: HTTPError, name: str) -> Exception:
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return RefusedError(
-                f"{self.describe(name)}: the server's certificate is not trusted; name its authority by SSL_CERT_FILE"
-            )
-        return TransientError(_reason(error))
+        return distrusted(error, self.describe(name), "SSL_CERT_FILE") or TransientError(_reason(error))
 
 
 def _reason(error: Exception) -> str:

@@ -12,7 +12,7 @@ import urllib3.exceptions
 from botocore import UNSIGNED
 from botocore.config import Config
 
-from pretrain.data.sources import CHUNK_BYTES, Body, RefusedError, TransientError, failure
+from pretrain.data.sources import CHUNK_BYTES, Body, RefusedError, TransientError, distrusted, failure
 from pretrain.data.urls import join_url, require_plain_name
 from pretrain.errors import UserError
 from pretrain.redaction import redact
@@ -81,7 +81,8 @@ class S3Source:
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             raise failure(status, self.describe(name), str(error.response.get("Error", {}).get("Code", ""))) from error
         except _PASSING as error:
-            raise TransientError(redact(str(error))) from error
+            refused = distrusted(error, self.describe(name), "AWS_CA_BUNDLE")
+            raise refused or TransientError(redact(str(error))) from error
         except errors.BotoCoreError as error:
             raise RefusedError(f"{self.describe(name)}: {redact(str(error))}") from error
         stream = answer["Body"]

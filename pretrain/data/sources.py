@@ -1,5 +1,6 @@
 """Remote folders: one call that opens a file there at any byte, whatever the protocol, and three kinds of failure."""
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ CHUNK_BYTES = 1 << 17
 
 # Answers after which the same question may well be answered: overload, restarts, proxies without their server.
 _PASSING_STATUS = (408, 425, 429)
+_DISTRUST = re.compile(r"certificate verify failed: ([^(]*)", re.IGNORECASE)
 
 
 class TransientError(Exception):
@@ -76,6 +78,17 @@ def failure(status: int, description: str, reason: str) -> Exception:
         404: "see that the URL is right and the file is there",
     }.get(status, "see that the URL is right")
     return RefusedError(f"{description}: the server answers {status} {reason}".rstrip() + f"; {advice}")
+
+
+def distrusted(error: Exception, description: str, variable: str) -> RefusedError | None:
+    """What a failed connection is when the server's certificate is why: trying again would change nothing."""
+    found = _DISTRUST.search(str(error))
+    if not found:
+        return None
+    return RefusedError(
+        f"{description}: the server's certificate is not trusted ({found[1].strip()}); name the file of its authority "
+        f"by {variable}"
+    )
 
 
 def _open_http(folder: str, read_timeout: float) -> Source:

@@ -152,10 +152,10 @@ def read_whole(source: Source, name: str, at_most: int, patience: Patience) -> b
         RefusedError: as :func:`download`, or it has more than ``at_most`` bytes.
     """
     waiting = Waiting(patience, source.describe(name))
-    content = b""
+    content = bytearray()
     while True:
         try:
-            content = b""
+            content.clear()
             with source.open(name, 0) as body:
                 for chunk in body.chunks:
                     content += chunk
@@ -164,7 +164,7 @@ def read_whole(source: Source, name: str, at_most: int, patience: Patience) -> b
                             f"{source.describe(name)}: has more than {at_most} bytes; is it the right file?"
                         )
             if body.total is None or len(content) == body.total:
-                return content
+                return bytes(content)
             raise TransientError("the connection ended early")
         except TransientError as error:
             waiting.pause(len(content), str(error))

@@ -10,7 +10,10 @@ from pretrain.redaction import redact
 REMOTE_SCHEMES = ("http", "https", "s3")
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
-_UNSAFE_IN_NAME = re.compile(r"[/\\:\x00-\x1f\x7f]")
+# Beside what leads elsewhere: halves of surrogate pairs, which no file system and no URL can write down.
+_UNSAFE_IN_NAME = re.compile(r"[/\\:\x00-\x1f\x7f\ud800-\udfff]")
+# File systems take 255 bytes; a suffix of ours may be added.
+_LONGEST_NAME = 240
 
 
 def scheme_of(place: str) -> str:
@@ -73,6 +76,11 @@ def join_url(folder: str, name: str) -> str:
 
 def require_plain_name(name: str) -> str:
     """The name itself; UserError unless it is a plain file name, which leads out of no folder and is no command."""
-    if not name or name in (".", "..") or _UNSAFE_IN_NAME.search(name):
-        raise UserError(f"{name!r} is no plain file name")
+    if not name or name in (".", "..") or _UNSAFE_IN_NAME.search(name) or len(name.encode("utf-8")) > _LONGEST_NAME:
+        raise UserError(f"{shorten(name)} is no plain file name")
     return name
+
+
+def shorten(text: str) -> str:
+    """A stranger's text for a message: quoted, without control characters, not long."""
+    return repr(text if len(text) <= 80 else f"{text[:80]}...")

@@ -45,17 +45,22 @@ def start(
     log: Path,
     config: str = "configs/demo.yaml",
     source: Path = REPOSITORY,
+    module: Sequence[str] = ("pretrain",),
 ) -> Sequence[subprocess.Popen[bytes] | Forked]:
-    """Start one process per rank of ``source``'s code, each in a session of its own; all write to ``log``."""
+    """Start one process per rank of ``source``'s code, each in a session of its own; all write to ``log``.
+
+    ``module`` is what takes the command line, and arguments of its own before it.
+    """
     port = free_port()
-    arguments = ["train", str(REPOSITORY / config), *SMALL, *overrides]
+    name, *first = module
+    arguments = [*first, "train", str(REPOSITORY / config), *SMALL, *overrides]
     ranks = [environment(rank, world_size, port) for rank in range(world_size)]
     if source == REPOSITORY:
-        return [template().start("pretrain", arguments, variables, log, log) for variables in ranks]
+        return [template().start(name, arguments, variables, log, log) for variables in ranks]
     with log.open("ab") as stream:
         return [
             subprocess.Popen(
-                [sys.executable, "-m", "pretrain", *arguments],
+                [sys.executable, "-m", name, *arguments],
                 cwd=source,
                 env=variables,
                 stdin=subprocess.DEVNULL,

@@ -95,7 +95,7 @@ def test_the_command_prints_the_loss_and_the_table(run: Path, manifest: Path) ->
     done = inspect(str(run), "--text", str(TEXT), "--sequences", "5")
     assert (done.returncode, done.stderr) == (0, "")
     config, _, module = opened(run)
-    samples = read_samples(TEXT, load_manifest(manifest), 32, 5)
+    samples = read_samples(TEXT, Tokenizer(load_manifest(manifest).tokenizer_file), 32, 5)
     assert samples.rows.shape == (5, 33)
     reading = read(module, samples.rows, 2)
     loss, bits = re.findall(r"loss +([\d.]+) nats per token, ([\d.]+) bits per byte", done.stdout)[0]
@@ -112,9 +112,9 @@ def test_the_command_prints_the_loss_and_the_table(run: Path, manifest: Path) ->
 def test_the_bytes_are_those_of_the_predicted_text(manifest: Path) -> None:
     data = load_manifest(manifest)
     text = TEXT.read_bytes()
-    samples = read_samples(TEXT, data, 32, 4)
-    flat = torch.cat([samples.rows[:, :-1].flatten(), samples.rows[-1, -1:]])
     tokenizer = Tokenizer(data.tokenizer_file)
+    samples = read_samples(TEXT, tokenizer, 32, 4)
+    flat = torch.cat([samples.rows[:, :-1].flatten(), samples.rows[-1, -1:]])
     first = len(tokenizer.decode(flat[:1].numpy()).encode())
     assert tokenizer.decode(flat[1:].numpy()).encode().strip() == text[first : first + samples.bytes].strip()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.pretrain import runs
+from tests.pretrain.data.small import random_set
 
 pytestmark = pytest.mark.dist
 
@@ -24,9 +25,20 @@ def complete(settings: list[str], world_size: int, log: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(manifest: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Data with several documents in every sample."""
+    data = random_set(tmp_path_factory.mktemp("documents") / "data", seed=2, train=50, validation=6)
+    return data.directory / "manifest.json"
+
+
+# Attention and positions within each document: what a resumed run must divide where the whole one does.
+KILLED = ["parallel.tp=2", "data.separate_documents=true"]
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(documents: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "uninterrupted"
-    complete(overrides(manifest, run, "parallel.tp=2"), 2, run.parent / "log")
+    complete(overrides(documents, run, *KILLED), 2, run.parent / "log")
     return run
 
 
@@ -38,19 +50,19 @@ def test_every_step_has_a_point(uninterrupted: Path) -> None:
     ]
 
 
-def test_killed_runs_go_on_bit_for_bit(manifest: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    killed_run_equals(manifest, uninterrupted, tmp_path, kills=5)
+def test_killed_runs_go_on_bit_for_bit(documents: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    killed_run_equals(documents, uninterrupted, tmp_path, kills=5)
 
 
 @pytest.mark.slow
-def test_runs_killed_many_times_go_on_bit_for_bit(manifest: Path, uninterrupted: Path, tmp_path: Path) -> None:
-    killed_run_equals(manifest, uninterrupted, tmp_path, kills=20)
+def test_runs_killed_many_times_go_on_bit_for_bit(documents: Path, uninterrupted: Path, tmp_path: Path) -> None:
+    killed_run_equals(documents, uninterrupted, tmp_path, kills=20)
 
 
-def killed_run_equals(manifest: Path, uninterrupted: Path, folder: Path, kills: int) -> None:
+def killed_run_equals(documents: Path, uninterrupted: Path, folder: Path, kills: int) -> None:
     """kill -9, by turns at a random moment and in the midst of a save; few steps are gained in between."""
     run, log = folder / "killed", folder / "log"
-    settings = overrides(manifest, run, "parallel.tp=2")
+    settings = overrides(documents, run, *KILLED)
     moments = random.Random(time.time_ns())
     hit = 0
     for attempt in range(kills):

@@ -7,7 +7,7 @@ import pytest
 
 from pretrain.config import Config, load_config, with_scheme_defaults
 from pretrain.data.manifest import load_manifest
-from pretrain.datasets import Dataset, load_datasets, shares_of, token_counts
+from pretrain.datasets import Dataset, Facts, facts_of, load_datasets, shares_of, token_counts
 from pretrain.errors import UserError
 from pretrain.resume import changed_settings, check_resume, go_on_with_data
 from pretrain.state import TrainState
@@ -28,6 +28,10 @@ def single(manifest: Path) -> list[Dataset]:
     return [Dataset("data", load_manifest(manifest))]
 
 
+def facts(manifest: Path) -> Facts:
+    return facts_of(single(manifest))
+
+
 def record(manifest: Path) -> dict[str, Any]:
     data = load_manifest(manifest)
     return {
@@ -45,7 +49,7 @@ def record(manifest: Path) -> dict[str, Any]:
     ],
 )
 def test_what_may_change(manifest: Path, override: str) -> None:
-    check_resume(resolved(override), single(manifest), CHECKPOINT, record(manifest))
+    check_resume(resolved(override), facts(manifest), CHECKPOINT, record(manifest))
 
 
 @pytest.mark.parametrize(
@@ -62,24 +66,22 @@ def test_what_may_change(manifest: Path, override: str) -> None:
 )
 def test_what_would_be_another_run(manifest: Path, override: str, message: str) -> None:
     with pytest.raises(UserError) as caught:
-        check_resume(resolved(override), single(manifest), CHECKPOINT, record(manifest))
+        check_resume(resolved(override), facts(manifest), CHECKPOINT, record(manifest))
     assert message in str(caught.value)
     assert "choose another run.dir" in str(caught.value)
 
 
 def test_a_vocabulary_given_or_taken_from_the_tokenizer_is_the_same(manifest: Path) -> None:
     data = load_manifest(manifest)
-    check_resume(resolved(f"model.vocab_size={data.vocab_size}"), single(manifest), CHECKPOINT, record(manifest))
+    check_resume(resolved(f"model.vocab_size={data.vocab_size}"), facts(manifest), CHECKPOINT, record(manifest))
     with pytest.raises(UserError, match=r"model\.vocab_size"):
-        check_resume(
-            resolved(f"model.vocab_size={data.vocab_size + 1}"), single(manifest), CHECKPOINT, record(manifest)
-        )
+        check_resume(resolved(f"model.vocab_size={data.vocab_size + 1}"), facts(manifest), CHECKPOINT, record(manifest))
 
 
 def test_another_tokenizer_is_refused_with_both_fingerprints(manifest: Path) -> None:
     saved = record(manifest) | {"tokenizer_sha256": "0123456789abcdef"}
     with pytest.raises(UserError) as caught:
-        check_resume(resolved("data.on_change=new_stage"), single(manifest), CHECKPOINT, saved)
+        check_resume(resolved("data.on_change=new_stage"), facts(manifest), CHECKPOINT, saved)
     assert str(caught.value) == (
         f"the data were built with the tokenizer {load_manifest(manifest).tokenizer_sha256[:12]}, but {CHECKPOINT} was "
         f"trained with 0123456789ab; use the same tokenizer or choose another run.dir"
@@ -205,7 +207,7 @@ def test_token_counts_follow_the_weights(manifest: Path) -> None:
 def test_a_setting_newer_than_the_checkpoint_is_no_difference(manifest: Path) -> None:
     saved = record(manifest)
     del saved["config"]["model"]["norm_epsilon"]
-    check_resume(resolved(), single(manifest), CHECKPOINT, saved)
+    check_resume(resolved(), facts(manifest), CHECKPOINT, saved)
 
 
 def test_changes_are_told(manifest: Path) -> None:

@@ -103,7 +103,62 @@ BROKEN_SETTINGS = [
     ),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
-BROKEN_LAYOUTS = [
+STREAM = ["data.manifest=null", "data.mode=stream", "data.urls=a-{0..3}.tar", "data.tokenizer=t.model"]
+STREAM += ["data.validation_urls=b.tar", "model.output_bias=learned"]
+BROKEN_SETTINGS += [
+    ("mode_reads_what_is_named", ["data.urls=a.tar"], "data.urls belongs to data.mode=stream; set that, or remove it"),
+    ("mode_reads_what_is_named", ["data.eod_id=0"], "data.eod_id belongs to data.mode=stream"),
+    (
+        "mode_reads_what_is_named",
+        [*STREAM, "data.manifest=m.json"],
+        "data.manifest belongs to data.mode=shards, and data.mode=stream reads data.urls; remove either",
+    ),
+    (
+        "mode_reads_what_is_named",
+        [*STREAM, "data.datasets=[{manifest: a}]"],
+        "data.datasets belongs to data.mode=shards",
+    ),
+    ("mode_reads_what_is_named", [*STREAM, "data.urls=[]"], "data.urls is missing, which data.mode=stream needs"),
+    ("mode_reads_what_is_named", [*STREAM, "data.tokenizer=null"], "data.tokenizer is missing, which data.mode=stream"),
+    (
+        "stream_has_places_that_can_be_read",
+        [*STREAM, "data.urls=['pipe:rm -rf x']"],
+        "pipe:rm -rf x: pipe: is not supported; give a path, or a URL of file, http, https or s3",
+    ),
+    ("stream_has_places_that_can_be_read", [*STREAM, "data.urls=[a.tar, a.tar]"], "data.urls names a.tar twice"),
+    (
+        "stream_has_places_that_can_be_read",
+        [*STREAM, "data.validation_urls=b{.tar"],
+        "data.validation_urls=b{.tar:",
+    ),
+    (
+        "stream_has_places_that_can_be_read",
+        [*STREAM, "data.validation_urls=a-2.tar"],
+        "a-2.tar is both in data.urls and in data.validation_urls; remove it from one",
+    ),
+    (
+        "stream_does_not_change",
+        [*STREAM, "data.on_change=new_stage"],
+        "data.on_change=new_stage needs data.mode",
+    ),
+    (
+        "stream_has_held_out_shards",
+        [*STREAM, "data.validation_urls=[]"],
+        "validation.every=50 needs held-out shards in data.mode=stream; name them by data.validation_urls or set",
+    ),
+    (
+        "stream_knows_no_token_counts",
+        [*STREAM, "model.output_bias=unigram"],
+        "model.output_bias=unigram needs token counts, which nobody has in data.mode=stream; set",
+    ),
+]
+BROKEN_LAYOUTS: list[tuple[str, list[str], int, str]] = [
+    (
+        "stream_has_a_shard_for_every_rank",
+        [*STREAM, "train.micro_batch=1"],
+        8,
+        "data.urls name 4 shard(s), but each of the 8 data-parallel ranks reads its own in data.mode=stream",
+    ),
     ("world_size_fits_model_parallel", ["parallel.tp=2"], 3, "start a multiple of 2 processes"),
     ("global_batch_fits_data_parallel", [], 3, "train.global_batch=8 is not divisible by train.micro_batch=8 x 3"),
 ]
@@ -137,6 +192,8 @@ def test_every_rule_is_broken_here() -> None:
 def test_the_demo_keeps_all(manifest: Path) -> None:
     check_config(demo())
     check_layout(demo("parallel.tp=2"), 2)
+    check_config(demo(*STREAM))
+    check_layout(demo(*STREAM, "train.micro_batch=1", "parallel.tp=2"), 8)
     check_data(demo("model.sequence_length=32"), [Dataset("data", load_manifest(manifest))])
 
 

@@ -1,11 +1,13 @@
 """A TCP proxy that breaks the answers of the server behind it, as networks and servers do."""
 
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 _RECEIVE_BYTES = 1 << 16
 
@@ -49,10 +51,19 @@ class Faults:
             return taken
 
 
+# Key and certificate of localhost and 127.0.0.1, signed by itself; for tests alone, and good for a century.
+CERTIFICATE = Path(__file__).with_name("localhost.pem")
+
+
 @contextmanager
-def fault_proxy(upstream: int) -> Iterator[tuple[int, Faults]]:
-    """A proxy on 127.0.0.1 before the server on that port: its own port, and the faults to be set."""
+def fault_proxy(upstream: int, tls: bool = False) -> Iterator[tuple[int, Faults]]:
+    """A proxy on 127.0.0.1 before the server on that port: its own port, and the faults to be set.
+
+    With ``tls`` it speaks https, by ``CERTIFICATE``, for a server that speaks http.
+    """
     faults, closing = Faults(), threading.Event()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(CERTIFICATE)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         listener.settimeout(0.1)
 
@@ -64,7 +75,8 @@ def fault_proxy(upstream: int) -> Iterator[tuple[int, Faults]]:
                     continue
                 with faults.lock:
                     faults.connections += 1
-                threading.Thread(target=_serve, args=(client, upstream, faults, closing), daemon=True).start()
+                arguments = (client, context if tls else None, upstream, faults, closing)
+                threading.Thread(target=_serve, args=arguments, daemon=True).start()
 
         thread = threading.Thread(target=accept, daemon=True)
         thread.start()
@@ -75,7 +87,14 @@ def fault_proxy(upstream: int) -> Iterator[tuple[int, Faults]]:
             thread.join()
 
 
-def _serve(client: socket.socket, upstream: int, faults: Faults, closing: threading.Event) -> None:
+def _serve(
+    client: socket.socket, tls: ssl.SSLContext | None, upstream: int, faults: Faults, closing: threading.Event
+) -> None:
+    if tls is not None:
+        try:
+            client = tls.wrap_socket(client, server_side=True)
+        except OSError:
+            return  # the client trusts nobody whom it does not know
     with client, socket.create_connection(("127.0.0.1", upstream)) as server:
         pump = threading.Thread(target=_pump, args=(client, server), daemon=True)
         try:

@@ -68,7 +68,9 @@ class Account:
         if not self.listed:
             listing.unlink(missing_ok=True)
             return
-        partial_path(listing).write_text("".join(f"{line}\n" for line in self.listed), encoding="utf-8")
+        # Names of files and members need not be UTF-8.
+        text = "".join(f"{line}\n" for line in self.listed)
+        partial_path(listing).write_text(text, encoding="utf-8", errors="backslashreplace")
         publish(listing)
         more = self.dropped.total() - len(self.listed)
         print(f"the dropped are listed in {listing}" + (f", but for {more} more" if more else ""))

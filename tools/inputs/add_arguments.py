@@ -2,9 +2,10 @@
 
 import argparse
 
+from pretrain.data.text import MAX_DOCUMENT_BYTES
 from tools.arguments import positive_int
 from tools.inputs.formats import FORMATS
-from tools.inputs.records import MAX_DOCUMENT_BYTES, Reading
+from tools.inputs.records import Reading
 
 
 def add_input_arguments(parser: argparse.ArgumentParser, required: bool = True) -> None:

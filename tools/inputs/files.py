@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,18 +25,23 @@ class InputFile:
     changed: int
 
 
-def find_inputs(named: Sequence[Path | str]) -> list[InputFile]:
+def find_inputs(named: Sequence[Path | str], output: Callable[[Path], bool] = lambda path: False) -> list[InputFile]:
     """The files behind files, folders and glob patterns, in the order named and sorted by name inside each.
 
-    Of a folder all files of a known type are taken, hidden folders and hidden files left out.
+    Of a folder all files of a known type are taken, hidden folders and hidden files left out; links to folders are
+    followed.
+
+    Args:
+        named: by the user.
+        output: tells what the program itself writes, which may lie in a folder of inputs and is none.
 
     Raises:
-        UserError: a name matches nothing, a named file is of an unknown type, a folder has no file of a known type, or
-            a file is named twice.
+        UserError: a name matches nothing, a named file is of an unknown type, a folder has no file of a known type or a
+            link to nothing, or a file is named twice.
     """
     found: list[Path] = []
     for name in named:
-        found.extend(_matches(str(name)))
+        found.extend(path for path in _matches(str(name)) if not output(path))
     known: dict[Path, Path] = {}
     for path in found:
         place = path.resolve()
@@ -71,10 +76,18 @@ def _in_folder(folder: Path) -> list[Path]:
         raise UserError(f"input folder {error.filename} cannot be read: {error.strerror}") from error
 
     files: list[Path] = []
-    for current, folders, names in os.walk(folder, onerror=refuse):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        files.extend(Path(current, name) for name in sorted(names) if not name.startswith("."))
-    usable = [file for file in files if suffix_of(file) is not None and file.is_file()]
+    walked: set[str] = set()
+    for current, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
+        place = os.path.realpath(current)
+        # Where links lead round in a circle, or several ways to one folder.
+        folders[:] = [] if place in walked else sorted(name for name in folders if not name.startswith("."))
+        if place not in walked:
+            files.extend(Path(current, name) for name in sorted(names) if not name.startswith("."))
+        walked.add(place)
+    usable = [file for file in files if suffix_of(file) is not None]
+    for file in usable:
+        if not file.is_file():
+            raise UserError(f"input {file} is a link to nothing, or no file: remove or restore it")
     if not usable:
         raise UserError(f"input folder {folder} has no file of a known type: {', '.join(FORMATS)}")
     return usable

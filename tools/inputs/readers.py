@@ -5,9 +5,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from pretrain.data.text import EMPTY, NOT_A_STRING, TOO_LONG, no_field
 from tools.inputs.compression import DAMAGE, OPENERS
 from tools.inputs.formats import FORMATS, Format, suffix_of
-from tools.inputs.records import EMPTY, NOT_A_STRING, TOO_LONG, UNREADABLE, Raw, Reading, no_field
+from tools.inputs.records import UNREADABLE, Raw, Reading
+from tools.tars import files_in, open_tar
 
 _PARQUET_ROWS = 256
 
@@ -96,8 +98,8 @@ def _read_tar(path: Path, stream: BinaryIO, reading: Reading) -> Iterator[Raw]:
     key: str | None = None
     best: Raw | None = None
     try:
-        with tarfile.open(fileobj=stream, mode="r:") as tar:
-            for member in _members(tar):
+        with open_tar(stream) as tar:
+            for member in files_in(tar):
                 folder, _, name = member.name.rpartition("/")
                 base, _, extension = name.partition(".")
                 if key is not None and key != f"{folder}/{base}":
@@ -119,14 +121,6 @@ def _read_tar(path: Path, stream: BinaryIO, reading: Reading) -> Iterator[Raw]:
         yield Raw(f"{path}:{key.removeprefix('/')}" if key else str(path), fault=DAMAGED_TAR)
     except OSError as error:
         yield Raw(str(path), fault=f"{UNREADABLE} ({error.strerror})")
-
-
-def _members(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    """The files in a tar; its list of members would grow with its length, so it is kept empty."""
-    while (member := tar.next()) is not None:
-        tar.members.clear()  # type: ignore[attr-defined]  # typeshed leaves it out
-        if member.isfile():
-            yield member
 
 
 def _read_member(path: Path, tar: tarfile.TarFile, member: tarfile.TarInfo, reading: Reading, extension: str) -> Raw:

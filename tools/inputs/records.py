@@ -1,14 +1,10 @@
 """A record of an input, raw and parsed."""
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from pretrain.data.text import MAX_DOCUMENT_BYTES, NoTextError, max_json_bytes, text_of_json, text_of_plain
 from tools.documents import Document
-
-# Longer documents are dropped and counted unless the user says otherwise, which bounds the memory of a worker.
-MAX_DOCUMENT_BYTES = 256_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +23,8 @@ class Reading:
 
     @property
     def max_json_bytes(self) -> int:
-        """Longest JSON record that is read: escapes can make text up to 6 times longer, and other fields need room."""
-        return 6 * self.max_document_bytes + (1 << 16)
+        """Longest JSON record that is read."""
+        return max_json_bytes(self.max_document_bytes)
 
 
 class Raw(NamedTuple):
@@ -54,18 +50,7 @@ class Fault(NamedTuple):
     kind: str
 
 
-NOT_UTF8 = "not UTF-8"
-EMPTY = "empty"
-BROKEN_JSON = "broken JSON"
-NOT_A_STRING = "text is no string"
-HALF_SURROGATE = "not Unicode (half of a surrogate pair)"
-TOO_LONG = "too long"
 UNREADABLE = "unreadable"
-
-
-def no_field(key: str) -> str:
-    """The kind of fault of a record without the field that should hold the text."""
-    return f"no field {key!r}"
 
 
 def parse(raw: Raw, reading: Reading) -> Document | Fault:
@@ -73,59 +58,10 @@ def parse(raw: Raw, reading: Reading) -> Document | Fault:
     if raw.fault:
         return Fault(raw.where, raw.fault)
     try:
-        text = _PARSERS[raw.form](raw.content, reading)
-    except _BadRecordError as error:
+        if raw.form == "json":
+            text = text_of_json(raw.content, reading.text_key, reading.max_document_bytes)
+        else:
+            text = text_of_plain(raw.content, reading.max_document_bytes)
+    except NoTextError as error:
         return Fault(raw.where, error.kind)
     return Document(text, raw.where)
-
-
-class _BadRecordError(Exception):
-    """A record that holds no usable text."""
-
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.kind = kind
-
-
-def _decode(content: bytes) -> str:
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError:
-        raise _BadRecordError(NOT_UTF8) from None
-
-
-def _parse_text(content: bytes, reading: Reading) -> str:
-    if len(content) > reading.max_document_bytes:
-        raise _BadRecordError(TOO_LONG)
-    text = _decode(content)
-    if not text.strip():
-        raise _BadRecordError(EMPTY)
-    return text
-
-
-def _parse_json(content: bytes, reading: Reading) -> str:
-    if not content.strip():
-        raise _BadRecordError(EMPTY)
-    # Some programs begin a file with a byte order mark, which json refuses.
-    line = _decode(content).removeprefix("\ufeff")
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        raise _BadRecordError(BROKEN_JSON) from None
-    if not isinstance(record, dict) or reading.text_key not in record:
-        raise _BadRecordError(no_field(reading.text_key))
-    text = record[reading.text_key]
-    if not isinstance(text, str):
-        raise _BadRecordError(NOT_A_STRING)
-    if not text.strip():
-        raise _BadRecordError(EMPTY)
-    try:
-        size = len(text.encode("utf-8"))
-    except UnicodeEncodeError:
-        raise _BadRecordError(HALF_SURROGATE) from None
-    if size > reading.max_document_bytes:
-        raise _BadRecordError(TOO_LONG)
-    return text
-
-
-_PARSERS: dict[str, Callable[[bytes, Reading], str]] = {"text": _parse_text, "json": _parse_json}

@@ -14,10 +14,12 @@ from pretrain.data.files import sha256_of_file
 from pretrain.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Dtype, Manifest, Shard
 from pretrain.data.shard_index import MAGIC, IndexHeader, index_path, write_index
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.data.urls import require_plain_name
 from pretrain.errors import UserError
 from tools.documents import make_folder
-from tools.sharding.description import PackedData, PackedSplit, print_summary, write_manifest
+from tools.sharding.description import PackedData, PackedSplit, print_summary, spare_tokenizer, write_manifest
 from tools.sharding.megatron import GivenVocabulary
+from tools.sharding.pack import sole_builder
 from tools.sharding.scan import ArrayMember, array_members
 
 # int32 without negative numbers has the bytes of uint32.
@@ -57,7 +59,8 @@ def adopt(adoption: Adoption) -> Manifest:
     """Write a side index for each tar and a manifest for all.
 
     A member is an array ``[samples, L + 1]`` or one sample ``[L + 1]`` of uint16, uint32 or int32, L the same in all.
-    Each sample is trained on as it is: its first L tokens in, its last L to be predicted.
+    Each sample is trained on as it is: its first L tokens in, its last L to be predicted. A call that was killed starts
+    over when it is given again.
 
     Raises:
         UserError: there are no tars, they are damaged, or their members are of other kinds or lengths.
@@ -66,10 +69,20 @@ def adopt(adoption: Adoption) -> Manifest:
     tars = sorted(adoption.folder.glob("*.tar"))
     if not tars:
         raise UserError(f"{adoption.folder} has no .tar")
+    for tar in tars:
+        require_plain_name(tar.name)
     make_folder(out)
+    with sole_builder(out):
+        manifest = _adopt(adoption, tars, out)
+    print_summary(manifest)
+    return manifest
+
+
+def _adopt(adoption: Adoption, tars: Sequence[Path], out: Path) -> Manifest:
     if (out / MANIFEST_NAME).exists():
         raise UserError(f"{out / MANIFEST_NAME} exists: choose another --out, or remove it")
     vocabulary = adoption.vocabulary
+    spare_tokenizer(out, vocabulary.file if isinstance(vocabulary, Tokenizer) else None, vocabulary.sha256)
     parts = {split: _Part(np.zeros(vocabulary.vocab_size, dtype=np.int64)) for split in ("train", "validation")}
     common: ArrayMember | None = None
     for tar in tars:
@@ -83,9 +96,7 @@ def adopt(adoption: Adoption) -> Manifest:
     if common is None or not parts["train"].shards or (adoption.validation and not parts["validation"].shards):
         lacking = "training" if not parts["train"].shards else "validation"
         raise UserError(f"--validation {' '.join(adoption.validation)} leaves no .tar for {lacking}")
-    manifest = write_manifest(out, _describe_all(adoption, parts, common))
-    print_summary(manifest)
-    return manifest
+    return write_manifest(out, _describe_all(adoption, parts, common))
 
 
 def _describe_all(adoption: Adoption, parts: dict[str, _Part], common: ArrayMember) -> PackedData:
@@ -150,7 +161,7 @@ def _describe(
             crc32.extend(zlib.crc32(row.data) for row in block)
     link = _link(tar, out)
     index = index_path(link)
-    if index.exists() and not index.read_bytes().startswith(MAGIC):
+    if index.exists() and not _is_ours(index):
         raise UserError(f"{index} is there already and not ours: choose a folder for the indices by --out")
     header = IndexHeader(
         version=FORMAT_VERSION,
@@ -177,8 +188,8 @@ def _describe(
 def _link(tar: Path, out: Path) -> Path:
     """A name for the tar in ``out``: itself, or a link."""
     link = out / tar.name
-    if link.exists():
-        if not link.samefile(tar):
+    if link.is_symlink() or link.exists():
+        if not link.exists() or not link.samefile(tar):
             raise UserError(f"{link} is there already, and another file than {tar}")
         return link
     try:
@@ -187,3 +198,9 @@ def _link(tar: Path, out: Path) -> Path:
         # Another file system: a manifest names files of its own folder, so a symbolic link stands there.
         link.symlink_to(tar.resolve())
     return link
+
+
+def _is_ours(index: Path) -> bool:
+    """Whether a file is a side index, as an earlier call that was killed may have left it."""
+    with index.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC

@@ -11,7 +11,7 @@ from tools.inputs import InputFile, Progress, Reading, find_inputs
 from tools.shard_writer import ShardLayout
 from tools.sharding.description import print_summary
 from tools.sharding.encode import UNIT_BYTES, Encoding, cut_units, encode_units
-from tools.sharding.pack import Packing, Recipe, Target, finished, sole_builder
+from tools.sharding.pack import Packing, Recipe, Target, finished, shard_pattern, sole_builder
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def build(building: Building) -> Manifest:
     Raises:
         UserError: an input or the tokenizer is unusable, ``out`` holds another data set, or a split gets no sample.
     """
-    files = find_inputs(building.inputs)
+    files = find_inputs(building.inputs, lambda path: _is_output(building, path))
     tokenizer = Tokenizer(building.tokenizer, building.eod_id)
     make_folder(building.out)
     target = Target(
@@ -104,6 +104,14 @@ def _pack(building: Building, files: list[InputFile], target: Target) -> Manifes
         progress.end()
         packing.close()
         raise
+
+
+def _is_output(building: Building, path: Path) -> bool:
+    """Whether a file is one that this build, or an earlier one of its name, writes beside its shards."""
+    if path.parent.resolve() != building.out.resolve():
+        return False
+    name = building.layout.name
+    return path.name == f"{name}.dropped.txt" or bool(shard_pattern({name}).fullmatch(path.name))
 
 
 def _recipe(building: Building, files: list[InputFile], tokenizer: Tokenizer) -> Recipe:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pretrain.data.files import partial_path, publish, write_atomically
+from pretrain.data.files import partial_path, publish, sha256_of_file, write_atomically
 from pretrain.data.manifest import (
     FORMAT_VERSION,
     MANIFEST_NAME,
@@ -22,6 +22,7 @@ from pretrain.data.manifest import (
     Statistics,
     load_manifest,
 )
+from pretrain.errors import UserError
 
 TOKENIZER_NAME = "tokenizer.model"
 
@@ -71,6 +72,13 @@ def unigram_entropies(train: Counts, validation: Counts | None) -> dict[str, flo
         entropies["validation"] = float(-np.sum(validation * np.log(smoothed)) / validation.sum())
     # Rounded, so that the last bit of a machine's logarithm does not enter the fingerprint.
     return {split: round(entropy, 6) for split, entropy in entropies.items()}
+
+
+def spare_tokenizer(out: Path, tokenizer: Path | None, sha256: str) -> None:
+    """UserError when the copy of the tokenizer would replace another one that lies in ``out``, perhaps the only one."""
+    copy = out / TOKENIZER_NAME
+    if tokenizer is not None and copy.exists() and sha256_of_file(copy) != sha256:
+        raise UserError(f"{copy} is another tokenizer than {tokenizer}: move it, or choose another --out")
 
 
 def write_manifest(out: Path, data: PackedData) -> Manifest:

@@ -10,23 +10,32 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pretrain.data.files import partial_path, publish
-from pretrain.data.manifest import MANIFEST_NAME, Manifest, Shard, Statistics, load_manifest
-from pretrain.data.shard_index import index_path, load_index, write_index
+from pretrain.data.files import partial_path, publish, write_atomically
+from pretrain.data.manifest import (
+    MANIFEST_NAME,
+    SPLITS,
+    Manifest,
+    Shard,
+    Statistics,
+    canonical_json,
+    load_manifest,
+    read_json,
+)
+from pretrain.data.shard_index import check_files, index_path, load_index, write_index
 from pretrain.errors import UserError
 from tools.documents import make_folder
-from tools.sharding.description import PackedData, PackedSplit, print_summary, write_manifest
-from tools.sharding.pack import SPLITS
+from tools.sharding.description import PackedData, PackedSplit, print_summary, spare_tokenizer, write_manifest
+from tools.sharding.pack import shards_in, sole_builder
 from tools.sharding.scan import count_labels
 
 _SAME = ("sequence_length", "vocab_size", "eod_id", "dtype", "tokenizer_sha256")
 
 
-def merge(folders: Sequence[Path], out: Path, name: str, copy: bool) -> Manifest:
+def merge(folders: Sequence[Path | str], out: Path, name: str, copy: bool) -> Manifest:
     """Make one data set of several: the samples of the first, then of the second, and so on.
 
     Tars are hard links, or copies where links are impossible or not wanted; side indices are written anew, because they
-    name their tar. Duplicates across the data sets stay.
+    name their tar. Duplicates across the data sets stay. A merge that was killed starts over when it is called again.
 
     Args:
         folders: of the data sets, or their manifests.
@@ -35,13 +44,53 @@ def merge(folders: Sequence[Path], out: Path, name: str, copy: bool) -> Manifest
         copy: never link.
 
     Raises:
-        UserError: the data sets do not fit, one is given twice, or ``out`` holds a data set.
+        UserError: the data sets do not fit, lack files, have a shard in common, or ``out`` holds other data.
     """
     manifests = [load_manifest(folder) for folder in folders]
     _check(manifests)
-    if (out / MANIFEST_NAME).exists():
-        raise UserError(f"{out / MANIFEST_NAME} exists: choose another --out")
+    for manifest in manifests:
+        check_files(manifest)
+        if manifest.directory.resolve() == out.resolve():
+            raise UserError(f"{out / MANIFEST_NAME} exists: choose another --out")
     make_folder(out)
+    with sole_builder(out):
+        merged = _finished(manifests, out, name) or _merge(manifests, out, name, copy)
+    print_summary(merged)
+    return merged
+
+
+def _finished(manifests: Sequence[Manifest], out: Path, name: str) -> Manifest | None:
+    """The data set, if a merge of the same was killed after its last step; else room for a new one is made.
+
+    While a merge is at work, a file of its own tells that the shards without a manifest are links or copies of its
+    making, which the next one may replace.
+    """
+    mark, wanted = _mark(out, name), _recipe(manifests)
+    if (out / MANIFEST_NAME).exists():
+        if not mark.exists() or read_json(mark, "mark of an interrupted merge") != wanted:
+            raise UserError(f"{out / MANIFEST_NAME} exists: choose another --out")
+        mark.unlink()
+        return load_manifest(out)
+    found = shards_in(out, {name})
+    if not mark.exists():
+        spare_tokenizer(out, manifests[0].tokenizer_file, manifests[0].tokenizer_sha256)
+    if found and not mark.exists():
+        raise UserError(f"{out} holds shards such as {min(found).name} but no manifest: choose another --out or --name")
+    write_atomically(mark, canonical_json(wanted))
+    for path in found:
+        path.unlink()
+    return None
+
+
+def _mark(out: Path, name: str) -> Path:
+    return out / f"{name}.merge.json"
+
+
+def _recipe(manifests: Sequence[Manifest]) -> list[str]:
+    return [manifest.fingerprint for manifest in manifests]
+
+
+def _merge(manifests: Sequence[Manifest], out: Path, name: str, copy: bool) -> Manifest:
     splits: dict[str, PackedSplit] = {}
     for split in SPLITS:
         parts = [manifest for manifest in manifests if split in manifest.splits]
@@ -68,7 +117,7 @@ def merge(folders: Sequence[Path], out: Path, name: str, copy: bool) -> Manifest
             statistics=_add([manifest.statistics for manifest in manifests]),
         ),
     )
-    print_summary(manifest)
+    _mark(out, name).unlink()
     return manifest
 
 
@@ -88,9 +137,17 @@ def _check(manifests: Sequence[Manifest]) -> None:
                     "only data sets of one tokenizer and length can be merged"
                 )
     fingerprints = Counter(manifest.fingerprint for manifest in manifests)
+    holder: dict[str, Manifest] = {}
     for manifest in manifests:
         if fingerprints[manifest.fingerprint] > 1:
             raise UserError(f"{manifest.directory} is given twice; its samples would be in the data twice")
+        for shard in (shard for split in manifest.splits.values() for shard in split.shards):
+            other = holder.setdefault(shard.sha256, manifest)
+            if other is not manifest:
+                raise UserError(
+                    f"{manifest.directory} and {other.directory} both hold the content of {shard.file}; its samples "
+                    "would be in the data twice"
+                )
 
 
 def _take_shards(parts: Sequence[Manifest], split: str, out: Path, name: str, copy: bool) -> tuple[Shard, ...]:

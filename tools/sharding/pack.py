@@ -20,18 +20,21 @@ from typing import Any
 import numpy as np
 
 from pretrain.data.files import write_atomically
-from pretrain.data.manifest import MANIFEST_NAME, Manifest, Statistics, load_manifest, read_json
+from pretrain.data.manifest import (
+    DATASET_NAME,
+    MANIFEST_NAME,
+    SPLITS,
+    Manifest,
+    Statistics,
+    load_manifest,
+    read_json,
+)
 from pretrain.errors import UserError
 from tools.inputs import Account
 from tools.shard_writer import ShardLayout, SplitWriter, Vocabulary, dtype_of
-from tools.sharding.description import PackedData, PackedSplit, write_manifest
+from tools.sharding.description import PackedData, PackedSplit, spare_tokenizer, write_manifest
 from tools.sharding.encode import Encoded, Position
 from tools.sharding.seen import SeenTexts
-
-# Names of members in a tar begin with it: no dot, where webdataset ends its keys, and short enough for USTAR.
-NAME = re.compile(r"[A-Za-z0-9_-]{1,40}")
-
-SPLITS = ("train", "validation")
 
 Recipe = dict[str, Any]  # JSON values: everything that the bytes of a data set depend on
 
@@ -237,6 +240,7 @@ def _usable_state(target: Target) -> dict[str, Any] | None:
         return None
     if manifest.exists():
         raise UserError(f"{manifest} exists: choose another --out, or replace that data set by --force")
+    spare_tokenizer(target.out, target.tokenizer, target.vocabulary.sha256)
     if target.state_file.exists():
         state: dict[str, Any] = read_json(target.state_file, "state of an interrupted build")
         difference = _difference(state["recipe"], _as_json(target.recipe))
@@ -271,11 +275,20 @@ def _difference(there: Recipe, here: Recipe) -> str:
     return ""
 
 
+def shard_pattern(names: set[str]) -> re.Pattern[str]:
+    """What the names of the shards and indices of these data sets look like, partial ones too."""
+    return re.compile(rf"({'|'.join(names)})-({'|'.join(SPLITS)})-\d{{6}}\.(tar|idx|idx\.json)(\.tmp)?")
+
+
+def shards_in(out: Path, names: set[str]) -> set[Path]:
+    """The shards and indices in a folder, partial ones too, of data sets of these names."""
+    pattern = shard_pattern(names)
+    return {path for path in out.iterdir() if pattern.fullmatch(path.name)}
+
+
 def _shards_in(target: Target) -> set[Path]:
-    """The shards and indices, partial ones too, of the data set to be written and of the one that is there."""
-    names = {target.layout.name} | _name_in(target.out / MANIFEST_NAME)
-    pattern = re.compile(rf"({'|'.join(names)})-({'|'.join(SPLITS)})-\d{{6}}\.(tar|idx|idx\.json)(\.tmp)?")
-    return {path for path in target.out.iterdir() if pattern.fullmatch(path.name)}
+    """Those of the data set to be written and of the one that is there."""
+    return shards_in(target.out, {target.layout.name} | _name_in(target.out / MANIFEST_NAME))
 
 
 def _name_in(manifest: Path) -> set[str]:
@@ -287,7 +300,7 @@ def _name_in(manifest: Path) -> set[str]:
     except ValueError:
         return set()
     name = content.get("name") if isinstance(content, dict) else None
-    return {name} if isinstance(name, str) and NAME.fullmatch(name) else set()
+    return {name} if isinstance(name, str) and DATASET_NAME.fullmatch(name) else set()
 
 
 def _remove(target: Target) -> None:
@@ -300,8 +313,9 @@ def _remove(target: Target) -> None:
 
 
 def _remove_state(target: Target) -> None:
-    target.state_file.unlink(missing_ok=True)
+    # The state last: while it is there, a build that is killed here knows what is left to be done.
     target.hashes_file.unlink(missing_ok=True)
+    target.state_file.unlink(missing_ok=True)
 
 
 def _require_samples(writers: dict[str, SplitWriter], sequence_length: int) -> None:

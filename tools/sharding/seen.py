@@ -7,6 +7,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pretrain.errors import UserError
+
 HASH_BYTES = 16
 Hashes = npt.NDArray[np.bytes_]  # "S16"
 
@@ -24,13 +26,17 @@ class SeenTexts:
     """
 
     def __init__(self, file: Path, count: int = 0) -> None:
-        """Begin with the first ``count`` hashes of the file; what lies behind them is cut off."""
+        """Begin with the first ``count`` hashes of the file; what lies behind them is cut off.
+
+        Raises:
+            UserError: the file has not so many.
+        """
         self.count = count
+        if count and (not file.is_file() or file.stat().st_size < count * HASH_BYTES):
+            raise UserError(f"{file} is not as the interrupted build left it: start anew by --force")
         self._file = file.open("r+b" if count else "w+b")
         self._file.truncate(count * HASH_BYTES)
         known = np.frombuffer(self._file.read(), dtype=f"S{HASH_BYTES}")
-        if len(known) != count:
-            raise ValueError(f"{file} has {len(known)} hashes instead of {count}")
         # Sorted parts, each more than twice as long as the next.
         self._parts: list[Hashes] = [np.sort(known)] if count else []
 

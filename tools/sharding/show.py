@@ -5,13 +5,18 @@ from pathlib import Path
 
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.errors import UserError
 from tools.sharding.description import print_summary
 from tools.sharding.scan import blocks_of
 
 
-def show(manifest_file: Path, samples: int) -> None:
-    """Print a data set's facts and the first samples of each split, decoded where there is a tokenizer."""
-    manifest = load_manifest(manifest_file)
+def show(place: Path | str, samples: int) -> None:
+    """Print a data set's facts and the first samples of each split, decoded where there is a tokenizer.
+
+    Raises:
+        UserError: it is remote, damaged, or its tokenizer is another one.
+    """
+    manifest = load_manifest(place)
     print(
         f"{manifest.name}: sequence length {manifest.sequence_length}, vocabulary {manifest.vocab_size}, "
         f"end of document {manifest.eod_id}, stored as {manifest.dtype}, tokenizer {manifest.tokenizer_sha256}"
@@ -32,6 +37,8 @@ def show(manifest_file: Path, samples: int) -> None:
 
 def _show_samples(manifest: Manifest, split: str, samples: int) -> None:
     tokenizer = Tokenizer(manifest.tokenizer_file, manifest.eod_id) if manifest.tokenizer_file else None
+    if tokenizer is not None and tokenizer.sha256 != manifest.tokenizer_sha256:
+        raise UserError(f"tokenizer {manifest.tokenizer_file} is not the one that the shards were built with")
     rows = (row for block in blocks_of(manifest, split) for row in block)
     for number, row in enumerate(islice(rows, samples)):
         ends = int((row == manifest.eod_id).sum())

@@ -4,12 +4,17 @@ import json
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import numpy as np
+
 from pretrain.data.manifest import Manifest
-from tools.shard_writer import ShardLayout
+from tools.shard_writer import ShardLayout, SplitWriter
+from tools.sharding.description import PackedData, PackedSplit, write_manifest
+from tools.sharding.megatron import GivenVocabulary
 from tools.shards import Building, build
 from tools.tokenizer import train
 
 SEQUENCE_LENGTH = 32
+RANDOM_VOCABULARY = GivenVocabulary(vocab_size=500, eod_id=0)
 
 ODD_TEXTS = [
     "two  spaces,\n\n\tnewlines and tabs \r\n",
@@ -37,6 +42,40 @@ def layout(name: str = "small", samples_per_member: int = 8, members_per_shard: 
         sequence_length=SEQUENCE_LENGTH,
         samples_per_member=samples_per_member,
         members_per_shard=members_per_shard,
+    )
+
+
+def random_set(folder: Path, seed: int, train: int, validation: int, **sizes: int) -> Manifest:
+    """A data set of random tokens, so that no two samples are equal; about a tenth of them end documents."""
+    folder.mkdir()
+    generator = np.random.default_rng(seed)
+    splits = {}
+    for split, samples in (("train", train), ("validation", validation)):
+        writer = SplitWriter(folder, split, layout(**sizes), RANDOM_VOCABULARY)
+        tokens = generator.integers(1, RANDOM_VOCABULARY.vocab_size, samples * SEQUENCE_LENGTH + 1)
+        tokens[generator.random(len(tokens)) < 0.1] = RANDOM_VOCABULARY.eod_id
+        writer.add_document(tokens)
+        writer.finish()
+        splits[split] = PackedSplit(
+            documents=1,
+            samples=writer.samples,
+            dropped_tokens=writer.dropped_tokens,
+            token_counts=writer.token_counts,
+            shards=tuple(writer.shards),
+        )
+    return write_manifest(
+        folder,
+        PackedData(
+            name="small",
+            sequence_length=SEQUENCE_LENGTH,
+            vocab_size=RANDOM_VOCABULARY.vocab_size,
+            eod_id=RANDOM_VOCABULARY.eod_id,
+            dtype="<u2",
+            tokenizer=None,
+            tokenizer_sha256=RANDOM_VOCABULARY.sha256,
+            splits=splits,
+            statistics=None,
+        ),
     )
 
 

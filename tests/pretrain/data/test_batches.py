@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.data.batches import Source, TrainingBatches, ValidationBatches, micro_batches
+from pretrain.data.batch import micro_batches
+from pretrain.data.batches import Source, TrainingBatches, ValidationBatches
 from pretrain.data.manifest import Manifest
 from pretrain.data.mixture import Mixture, Share, Stage, next_stage
 from pretrain.data.order import SampleOrder

@@ -1,5 +1,7 @@
 """Every kind of damage that a shard can have, and its exact outcome."""
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,6 +9,7 @@ import numpy as np
 import pytest
 
 from pretrain.data import reader as reader_module
+from pretrain.data import shard_index as index_module
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.reader import Rows, ShardReader
 from pretrain.data.shard_index import check_files, load_index
@@ -162,6 +165,21 @@ def test_a_damaged_index_costs_the_shard(own_copy: Path, manifest: Manifest) -> 
     edit(index, flip(-3))
     lines = expect_bad(own_copy, manifest, [*range(FIRST, FIRST + SHARD_ROWS)])
     assert lines == [f"shard index {index} is not the one that the manifest describes: build the shards anew"]
+
+
+def test_an_index_that_the_disk_does_not_give_costs_the_shard(
+    own_copy: Path, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index, sha256 = tar_of(own_copy).with_suffix(".idx"), index_module.sha256_of_file
+
+    def broken(path: Path) -> str:
+        if path == index:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+        return sha256(path)
+
+    monkeypatch.setattr(index_module, "sha256_of_file", broken)
+    lines = expect_bad(own_copy, manifest, [*range(FIRST, FIRST + SHARD_ROWS)])
+    assert lines == [f"shard index {index} cannot be read: Input/output error"]
 
 
 def test_a_short_sequence_is_bad_with_the_sample_it_was_cut_from(own_copy: Path, offsets: list[int]) -> None:

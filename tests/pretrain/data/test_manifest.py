@@ -37,6 +37,11 @@ def test_the_fingerprint_ignores_white_space_and_sees_every_value(own_copy: Path
     assert load_manifest(own_copy).fingerprint != manifest.fingerprint
 
 
+def _add_up(content: dict[str, Any]) -> None:
+    for split in content["splits"].values():
+        split["samples"] = sum(shard["samples"] for shard in split["shards"])
+
+
 FAULTS: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (
         lambda content: content.update(version=1),
@@ -58,6 +63,50 @@ FAULTS: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (
         lambda content: content["splits"]["validation"]["shards"][0].update(file="../other.tar"),
         "manifest {path} is damaged: '../other.tar' is no plain file name",
+    ),
+    *(
+        (
+            lambda content, name=name: content["splits"]["train"]["shards"][0].update(file=name),
+            f"manifest {{path}} is damaged: {shown} is no plain file name",
+        )
+        for name, shown in (
+            ("/etc/passwd", "'/etc/passwd'"),
+            ("file:///etc/passwd", "'file:///etc/passwd'"),
+            ("pipe:touch owned", "'pipe:touch owned'"),
+            ("a\\b.tar", "'a\\\\b.tar'"),
+            ("\ud800.tar", "'\\ud800.tar'"),
+            ("a\nb.tar", "'a\\nb.tar'"),
+            (f"{300 * 'a'}.tar", f"'{80 * 'a'}...'"),
+        )
+    ),
+    (
+        lambda content: content.update(name="\x1b[2J/../x"),
+        "manifest {path} is damaged: '\\x1b[2J/../x' is no name of 1 to 40 letters, digits, - or _",
+    ),
+    (
+        lambda content: content["splits"].update(test=content["splits"].pop("validation")),
+        "manifest {path} is damaged: its splits are 'train, test', not train or train and validation",
+    ),
+    (
+        lambda content: content["splits"].pop("train"),
+        "manifest {path} is damaged: its splits are 'validation', not train or train and validation",
+    ),
+    (
+        lambda content: content["splits"]["train"]["shards"][0].update(bytes=10**30),
+        "manifest {path} is damaged at splits.train.shards.0.bytes: Input should be less than or equal to "
+        "1125899906842624",
+    ),
+    (
+        lambda content: content["token_counts"].__setitem__(3, 2**63),
+        "manifest {path} is damaged at token_counts.3: Input should be less than or equal to 1125899906842624",
+    ),
+    (
+        lambda content: content.update(sequence_length=10**14),
+        "manifest {path} is damaged: 48 samples do not fit the 10240 bytes of small-train-000000.tar",
+    ),
+    (
+        lambda content: [content["splits"]["validation"]["shards"][0].update(samples=10**12), _add_up(content)],
+        "manifest {path} is damaged: 1000000000000 samples do not fit the 10240 bytes of small-validation-000000.tar",
     ),
     (
         lambda content: content["splits"].update(validation=content["splits"]["train"]),

@@ -190,6 +190,16 @@ def test_downloads_broken_off_make_room_first(server: HttpServer, tmp_path: Path
     assert set(files_in(cache)) == {f"files/{digest(0)}", f"files/{digest(2)}"}
 
 
+def test_files_that_others_put_into_the_cache_are_left_alone(server: HttpServer, tmp_path: Path) -> None:
+    cache = small_cache(tmp_path, limit_bytes=SIZE)
+    foreign = [cache.folder / "parts" / ".nfs000000000001", cache.folder / "files" / "notes.txt"]
+    for file in foreign:
+        file.write_bytes(b"x")
+    for seed in (0, 1):
+        cache.fetch(wanted(server, seed)).close()
+    assert all(file.exists() for file in foreign)
+
+
 def test_who_waits_for_another_process_tells_what_stops_it(server: HttpServer, tmp_path: Path) -> None:
     patience = Patience(timeout=1)
     cache = small_cache(tmp_path, patience=patience)

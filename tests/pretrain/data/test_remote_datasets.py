@@ -23,8 +23,7 @@ from pretrain.data.transfer import Patience
 from pretrain.datasets import Dataset, require_room, shares_of
 from pretrain.errors import UserError
 from tests.launch import REPOSITORY
-from tests.pretrain import runs
-from tests.pretrain.data.small import SEQUENCE_LENGTH, real_texts, write_documents
+from tests.pretrain.data.small import SEQUENCE_LENGTH, random_set
 from tests.servers.fault_proxy import fault_proxy
 from tests.servers.http import HttpServer, http_server
 from tests.servers.s3 import BUCKET, S3Server, variables
@@ -81,15 +80,9 @@ def test_a_file_url(manifest: Manifest) -> None:
 def test_data_sets_with_equal_file_names_are_told_apart(
     manifest: Manifest, server: HttpServer, access: Access, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    folder = tmp_path_factory.mktemp("other")
-    documents = write_documents(folder / "documents.jsonl", real_texts(48)[24:])
-    runs.python(
-        *("tools.shards", "build", "--input", str(documents), "--tokenizer", str(manifest.tokenizer_file), "--out"),
-        *(str(folder / "shards"), "--sequence-length", str(SEQUENCE_LENGTH), "--name", manifest.name),
-    )
-    other = load_manifest(folder / "shards")
+    other = random_set(tmp_path_factory.mktemp("other") / "shards", seed=1, train=60, validation=4)
     assert other.splits["train"].shards[0].file == manifest.splits["train"].shards[0].file
-    with http_server(folder / "shards") as second:
+    with http_server(other.directory) as second:
         for _ in range(2):
             assert np.array_equal(samples(load_manifest(url_of(second), access)), samples(other))
             assert np.array_equal(samples(load_manifest(url_of(server), access)), samples(manifest))
@@ -98,6 +91,10 @@ def test_data_sets_with_equal_file_names_are_told_apart(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (lambda content: _shard(content).update(file="/etc/passwd"), "is no plain file name"),
+        (lambda content: _shard(content).update(file="file:///etc/passwd"), "is no plain file name"),
+        (lambda content: _shard(content).update(bytes=10**40), "damaged at splits.train.shards.0.bytes"),
+        (lambda content: content.update(sequence_length=10**12), "samples do not fit the"),
         (lambda content: _shard(content).update(file="../secret.tar"), "is no plain file name"),
         (lambda content: _shard(content).update(file="pipe:touch owned"), "is no plain file name"),
         (lambda content: content.update(tokenizer_file=".."), "is no plain file name"),

@@ -9,8 +9,8 @@ import pytest
 
 from pretrain.data.transfer import Patience
 from pretrain.errors import UserError
-from tests.pretrain.data.remote import files_in, noise, remote_file, small_cache
-from tests.servers.fault_proxy import Faults, fault_proxy
+from tests.pretrain.data.remote import PATIENCE, files_in, noise, remote_file, small_cache
+from tests.servers.fault_proxy import CERTIFICATE, Faults, fault_proxy
 from tests.servers.http import HttpServer, http_server
 from tests.servers.s3 import BUCKET, S3Server, variables
 
@@ -72,7 +72,9 @@ def test_a_source_that_stays_away_ends_in_one_line_after_the_set_time(
 ) -> None:
     url, faults = broken
     faults.kind = kind
-    cache, wanted = small_cache(tmp_path, patience=IMPATIENT), remote_file(url, "data.bin", CONTENT, IMPATIENT)
+    # An answer is waited for longer, so that it is the answer which is told, also on a slow machine.
+    answer = PATIENCE if kind == "unavailable" else IMPATIENT
+    cache, wanted = small_cache(tmp_path, patience=IMPATIENT), remote_file(url, "data.bin", CONTENT, answer)
     started = time.monotonic()
     with pytest.raises(UserError) as raised:
         cache.fetch(wanted)
@@ -173,3 +175,30 @@ def test_no_server(tmp_path: Path) -> None:
         small_cache(tmp_path, patience=IMPATIENT).fetch(
             remote_file(f"http://127.0.0.1:{port}", "data.bin", CONTENT, IMPATIENT)
         )
+
+
+@pytest.mark.parametrize(("kind", "variable"), [("https", "SSL_CERT_FILE"), ("s3", "AWS_CA_BUNDLE")])
+def test_a_certificate_that_nobody_knows_is_refused_at_once_and_one_that_is_named_is_trusted(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, variable: str
+) -> None:
+    for name in ("SSL_CERT_FILE", "AWS_CA_BUNDLE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    upstream = (request.getfixturevalue("server") if kind == "https" else request.getfixturevalue("s3")).port
+    with fault_proxy(upstream, tls=True) as (port, faults):
+        url = f"https://127.0.0.1:{port}"
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        if kind == "s3":
+            for name, value in variables(port).items():
+                monkeypatch.setenv(name, value.replace("http://", "https://"))
+            request.getfixturevalue("s3").client.put_object(Bucket=BUCKET, Key="tls/data.bin", Body=CONTENT)
+            url = f"s3://{BUCKET}/tls"
+        cache = small_cache(tmp_path)
+        with pytest.raises(UserError) as raised:
+            cache.fetch(remote_file(url, "data.bin", CONTENT))
+        assert str(raised.value) == (
+            f"{url}/data.bin: the server's certificate is not trusted (self-signed certificate); "
+            f"name the file of its authority by {variable}"
+        )
+        assert (faults.connections, faults.requests) == (1, [])
+        monkeypatch.setenv(variable, str(CERTIFICATE))
+        assert cache.fetch(remote_file(url, "data.bin", CONTENT)).path.read_bytes() == CONTENT

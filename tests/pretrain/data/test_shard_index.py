@@ -76,6 +76,12 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
+def longer(content: bytes, digits: int) -> bytes:
+    """An index that tells of longer samples, by so many digits taken from a hash."""
+    text = b'"sample_length": 33'
+    return content.replace(text, text + digits * b"3").replace(b"t" * 64, b"t" * (64 - digits))
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
@@ -91,6 +97,11 @@ def resident() -> int:
             lambda content: content.replace((8).to_bytes(8, "little") + (3).to_bytes(8, "little"), b"\xff" * 16),
             "shard index {path} contradicts itself: build the shards anew",
         ),
+        (
+            lambda content: longer(content, 20),
+            "shard index {path} is damaged at sample_length: Input should be less than or equal to 1125899906842624",
+        ),
+        (lambda content: longer(content, 2), "shard index {path} contradicts itself: build the shards anew"),
         (
             lambda content: content.replace((2048).to_bytes(8, "little"), (9999).to_bytes(8, "little")),
             "shard index {path} contradicts itself: build the shards anew",

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.errors import UserError
-from tools.inputs import Account, Reading, find_inputs, read_documents
+from tools.inputs import Account, Fault, Reading, find_inputs, read_documents
 from tools.inputs.formats import FORMATS
 from tools.inputs.progress import progress_line
 
@@ -49,6 +49,26 @@ def test_inputs_are_refused_before_any_work(folder: Path) -> None:
         assert str(error.value) == message
 
 
+def test_links_to_folders_are_followed_once_and_links_to_nothing_refused(folder: Path) -> None:
+    (folder / "deep" / "round").symlink_to(folder)
+    (folder / "deep" / "again").symlink_to(folder / "deep" / "deeper")
+    elsewhere = folder.parent / f"{folder.name}-elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "far.jsonl").write_text("x")
+    (folder / "linked").symlink_to(elsewhere)
+    assert sorted(names(folder)) == ["a.txt", "b.jsonl", "c.tar", "d.parquet", "far.jsonl"]
+    (elsewhere / "far.jsonl").unlink()
+    (folder / "lost.jsonl").symlink_to(elsewhere / "far.jsonl")
+    with pytest.raises(UserError) as error:
+        find_inputs([folder])
+    assert str(error.value) == f"input {folder}/lost.jsonl is a link to nothing, or no file: remove or restore it"
+
+
+def test_what_the_program_writes_is_no_input(folder: Path) -> None:
+    files = find_inputs([folder, f"{folder}/*.jso*"], lambda path: path.name in ("b.jsonl", "c.tar"))
+    assert [file.path.name for file in files] == ["a.txt", "d.parquet"]
+
+
 def test_a_file_that_goes_away_is_counted(folder: Path) -> None:
     files = find_inputs([folder / "a.txt", folder / "b.jsonl"])
     (folder / "a.txt").unlink()
@@ -75,6 +95,13 @@ def test_few_faults_are_shown_more_are_listed_and_all_are_counted(
         "1500 records read: 0 documents, 1500 dropped as broken JSON",
         f"the dropped are listed in {tmp_path}/dropped.txt, but for 500 more",
     ]
+
+
+def test_names_that_are_not_utf8_are_listed(tmp_path: Path) -> None:
+    account = Account()
+    account.drop(Fault("a\udcff.tar:b.txt", "empty"))
+    account.report(tmp_path / "dropped.txt")
+    assert (tmp_path / "dropped.txt").read_text() == "a\\udcff.tar:b.txt: empty\n"
 
 
 def test_the_line_of_progress() -> None:

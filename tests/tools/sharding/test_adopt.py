@@ -1,5 +1,8 @@
 """Token shards that webdataset's own writer made."""
 
+import io
+import resource
+import tarfile
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +13,7 @@ import webdataset as wds
 from pretrain.data.manifest import load_manifest
 from pretrain.data.reader import ShardReader
 from pretrain.errors import UserError
+from tools.inputs import Fault, Reading, parse, raw_records
 from tools.shards import main
 
 LENGTH = 9
@@ -108,3 +112,119 @@ def test_damaged_tars_and_foreign_indices_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         index(tmp_path / "out", "--validation", "b*")
     assert "leaves no .tar for validation" in str(error.value)
+
+
+def test_a_strangers_tar_writes_nothing_and_runs_nothing(tmp_path: Path) -> None:
+    """Members with paths that lead out, links, a pickle: arrays are read where they lie, the rest is passed over."""
+    folder, arrays = tmp_path / "deep" / "tars", rows(4, 1)
+    folder.mkdir(parents=True)
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        for name, array in (("../../owned.npy", arrays[:1]), ("/owned.npy", arrays[1:])):
+            content = io.BytesIO()
+            np.save(content, array)
+            entry = tarfile.TarInfo(name)
+            entry.size = content.tell()
+            content.seek(0)
+            tar.addfile(entry, content)
+        for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE, tarfile.FIFOTYPE, tarfile.DIRTYPE):
+            entry = tarfile.TarInfo("../link.npy")
+            entry.type, entry.linkname = kind, "/etc/passwd"
+            tar.addfile(entry)
+    index(folder)
+    described = load_manifest(folder)
+    reader = ShardReader(described, "train", LENGTH - 1)
+    np.testing.assert_array_equal(reader.read_rows(np.arange(4)).tokens, arrays)
+    assert {path.name for path in tmp_path.rglob("*")} == {"deep", "tars", "a.tar", "a.idx", "manifest.json"}
+    content = io.BytesIO()
+    np.save(content, np.array([Path("owned")], dtype=object), allow_pickle=True)
+    (folder / "manifest.json").unlink()
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        entry = tarfile.TarInfo("a.npy")
+        entry.size = content.tell()
+        content.seek(0)
+        tar.addfile(entry, content)
+    with pytest.raises(UserError, match=r"a\.tar: member a\.npy "):
+        index(folder)
+
+
+@pytest.mark.parametrize(
+    ("header", "fault"),
+    [
+        (b"{'descr': '<u2', 'fortran_order': False, 'shape': (-2, -9), }", "has shape (-2, -9), not [samples, tokens]"),
+        (b"{'descr': '<u2', 'fortran_order': False, 'shape': (2, 9, }", "is no .npy file of version 1 or 2"),
+        (b"(" * 5000, "is no .npy file of version 1 or 2"),
+        (b"-" * 5000 + b"1", "is no .npy file of version 1 or 2"),
+    ],
+)
+def test_a_broken_array_header_is_told(tmp_path: Path, header: bytes, fault: str) -> None:
+    with wds.TarWriter(str(tmp_path / "a.tar")) as tar:
+        content = b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(36)
+        tar.write({"__key__": "0", "npy": content})
+    with pytest.raises(UserError) as error:
+        index(tmp_path)
+    assert str(error.value).startswith(f"{tmp_path}/a.tar: member 0.npy {fault}")
+
+
+@pytest.mark.parametrize(
+    ("written", "member", "fault"),
+    [
+        (tarfile.USTAR_FORMAT, 0, "member 0.npy has -512 bytes"),
+        (tarfile.USTAR_FORMAT, 1, "member 1.npy has -512 bytes"),
+        (tarfile.PAX_FORMAT, 0, "its first header is none"),
+    ],
+)
+def test_a_tar_that_leads_round_in_a_circle_is_damaged(tmp_path: Path, written: int, member: int, fault: str) -> None:
+    tar = tmp_path / "a.tar"
+    with tarfile.open(tar, "w", format=written) as writer:
+        for number in range(2):
+            content = io.BytesIO()
+            np.save(content, rows(2, number))
+            entry = tarfile.TarInfo(f"{number}.npy")
+            entry.size, entry.mtime = content.tell(), 0.5  # no whole number, so that PAX has a header of its own
+            content.seek(0)
+            writer.addfile(entry, content)
+    content = bytearray(tar.read_bytes())
+    start = member * 1024
+    header = content[start : start + 512]
+    header[124:136] = b"\xff" * 8 + (-512).to_bytes(4, "big", signed=True)
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    content[start : start + 512] = header
+    tar.write_bytes(content)
+    with pytest.raises(UserError) as error:
+        index(tmp_path)
+    assert str(error.value).startswith(f"{tar} is damaged or cut off: {fault}")
+    *_, last = [parse(raw, Reading()) for raw, _ in raw_records(tar, Reading())]
+    assert isinstance(last, Fault)
+    assert last.kind == "damaged or cut off (tar)"
+
+
+def test_names_that_no_manifest_can_hold_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    write(tmp_path / "a:0.tar", [rows(2, 1)])
+    with pytest.raises(UserError) as error:
+        index(tmp_path, "--out", str(tmp_path / "out"))
+    assert str(error.value) == "'a:0.tar' is no plain file name"
+    assert [path.name for path in tmp_path.iterdir()] == ["a:0.tar"]
+
+
+def test_a_link_to_nothing_in_the_place_of_a_tar(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", [rows(2, 1)])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.tar").symlink_to(tmp_path / "gone.tar")
+    with pytest.raises(UserError) as error:
+        index(tmp_path, "--out", str(tmp_path / "out"))
+    assert str(error.value) == f"{tmp_path}/out/a.tar is there already, and another file than {tmp_path}/a.tar"
+
+
+def test_a_disk_that_takes_no_more_is_told_in_one_line(tmp_path: Path) -> None:
+    write(tmp_path / "a.tar", [rows(2, 1)])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(UserError) as error:
+            index(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(error.value) == f"{tmp_path}: File too large"
+    assert not (tmp_path / "manifest.json").exists()
+    index(tmp_path)

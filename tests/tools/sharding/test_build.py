@@ -2,7 +2,8 @@
 
 import dataclasses
 import gzip
-import os
+import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.errors import UserError
 from tests.pretrain.data.small import layout, real_texts, write_documents
+from tests.tools.sharding.kills import killed_after
 from tools.documents import is_validation
 from tools.sharding.build import Building, build
 from tools.sharding.pack import sole_builder
@@ -75,39 +77,13 @@ def test_units_and_processes_do_not_change_a_byte(building: Building, tmp_path: 
         assert contents(tmp_path / name) == expected
 
 
-def killed_after(building: Building, changes: int) -> bool:
-    """Build in a child that kills itself after so many changes of the file system; whether it came to that."""
-    child = os.fork()
-    if child == 0:
-        counted = 0
-
-        def count(event: str, arguments: tuple[object, ...]) -> None:
-            nonlocal counted
-            writes = event == "open" and isinstance(arguments[2], int) and arguments[2] & (os.O_WRONLY | os.O_RDWR)
-            if writes or event in ("os.rename", "os.remove", "os.truncate", "shutil.copyfile"):
-                counted += 1
-                if counted > changes:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
-        sys.addaudithook(count)
-        status = 1
-        try:
-            build(building)
-            status = 0
-        finally:
-            os._exit(status)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
-
-
 def test_a_build_killed_at_any_change_of_a_file_goes_on_to_the_same_bytes(building: Building, tmp_path: Path) -> None:
     build(building)
     expected = contents(building.out)
     changes = 0
     while True:
         out = tmp_path / f"killed-{changes}"
-        killed = killed_after(dataclasses.replace(building, out=out), changes)
+        killed = killed_after(changes, lambda out=out: build(dataclasses.replace(building, out=out)))
         if killed:
             build(dataclasses.replace(building, out=out, unit_bytes=2000, save_seconds=10))
         assert contents(out) == expected, f"killed after {changes} changes"
@@ -122,7 +98,7 @@ def test_a_build_killed_again_and_again_goes_on_to_the_same_bytes(building: Buil
     out = tmp_path / "often"
     kills = 0
     # So little at a time that each start saves something before it is killed.
-    while killed_after(dataclasses.replace(building, out=out, unit_bytes=700), 35):
+    while killed_after(35, lambda: build(dataclasses.replace(building, out=out, unit_bytes=700))):
         kills += 1
         assert kills < 20
     assert kills > 1
@@ -166,7 +142,7 @@ def test_a_killed_command_with_workers_leaves_no_process_and_goes_on(building: B
 
 def interrupt(building: Building) -> None:
     """Leave an unfinished build."""
-    assert killed_after(building, 20)
+    assert killed_after(20, lambda: build(building))
     assert (building.out / "small.build.json").exists()
 
 
@@ -201,6 +177,43 @@ def test_a_partial_shard_that_is_gone_is_noticed(building: Building) -> None:
     with pytest.raises(UserError) as error:
         build(building)
     assert str(error.value) == f"{partial} is not as the interrupted build left it: start anew by --force"
+
+
+def test_hashes_that_are_gone_are_noticed(building: Building) -> None:
+    interrupt(building)
+    hashes = building.out / "small.build.hashes"
+    state = building.out / "small.build.json"
+    assert json.loads(state.read_text())["hashes"] > 0
+    hashes.unlink()
+    with pytest.raises(UserError) as error:
+        build(building)
+    assert str(error.value) == f"{hashes} is not as the interrupted build left it: start anew by --force"
+
+
+def test_another_tokenizer_is_not_overwritten(building: Building) -> None:
+    building.out.mkdir()
+    mine = building.out / "tokenizer.model"
+    mine.write_bytes(b"took a day to train")
+    with pytest.raises(UserError) as error:
+        build(building)
+    assert str(error.value) == (
+        f"{mine} is another tokenizer than {building.tokenizer}: move it, or choose another --out"
+    )
+    assert contents(building.out) == {"tokenizer.model": b"took a day to train"}
+
+
+def test_a_folder_of_inputs_may_be_the_output_folder_too(building: Building, tmp_path: Path) -> None:
+    """The shards are tars and the list of the dropped a text, but no documents."""
+    folder = tmp_path / "inputs"
+    folder.mkdir()
+    for path in building.inputs:
+        shutil.copy(path, folder)
+    inside = dataclasses.replace(building, inputs=[folder], out=folder)
+    first = build(inside)
+    assert (folder / "small.dropped.txt").exists()
+    assert (
+        build(dataclasses.replace(inside, force=True)).fingerprint == first.fingerprint == build(building).fingerprint
+    )
 
 
 def test_strict_stops_at_the_first_fault_and_the_build_can_go_on_without_it(building: Building, tmp_path: Path) -> None:

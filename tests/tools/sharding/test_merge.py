@@ -69,7 +69,8 @@ def test_what_does_not_fit_is_not_merged(manifest: Manifest, tmp_path: Path) -> 
         tmp_path / "longer",
         ShardLayout(name="small", sequence_length=16, samples_per_member=8, members_per_shard=6),
     )
-    here = str(manifest.directory)
+    here, merged = str(manifest.directory), tmp_path / "merged"
+    main(["merge", here, "--out", str(merged), "--name", "other"])
     for arguments, message in (
         (
             [here, str(longer.directory), "--out", str(tmp_path / "out")],
@@ -79,6 +80,11 @@ def test_what_does_not_fit_is_not_merged(manifest: Manifest, tmp_path: Path) -> 
         (
             [here, here, "--out", str(tmp_path / "out")],
             f"{here} is given twice; its samples would be in the data twice",
+        ),
+        (
+            [here, str(merged), "--out", str(tmp_path / "out")],
+            f"{merged} and {here} both hold the content of other-train-000000.tar; its samples would be in the data "
+            "twice",
         ),
         ([here, "--out", here], f"{here}/manifest.json exists: choose another --out"),
     ):
