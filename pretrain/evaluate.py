@@ -65,7 +65,6 @@ class Validation:
             if loss is None:
                 return
             losses.append(loss)
-        self._pulse.end_evaluation()
         state.validated_step = state.step
         self._write(state, losses)
 

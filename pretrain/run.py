@@ -109,7 +109,7 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker)
                 validation = Validation(config, engine, board, pulse, held_out)
                 validation.make_up(state)
                 callbacks.append(validation)
-            callbacks += [Saver(config, data.facts, engine, vocab_size), caretaker]
+            callbacks += [caretaker.patiently(Saver(config, data.facts, engine, vocab_size)), caretaker]
             metrics = Metrics(config, engine, board)
             stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, callbacks, pulse)
     caretaker.end(stop, state)

@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from pretrain.config import Config
 from pretrain.launch import Launch
+from pretrain.loop import Callback
 from pretrain.monitor.metrics import StepResult
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
@@ -20,6 +21,19 @@ from pretrain.resilience.verdict import leave_verdict
 from pretrain.resilience.watchdog import Watchdog
 from pretrain.resilience.wishes import Stop, Wishes, WishFiles
 from pretrain.state import TrainState
+
+
+class Patiently:
+    """A callback that may take longer than a step: one that waits for a file system."""
+
+    def __init__(self, callback: Callback, watchdog: Watchdog) -> None:
+        self._callback = callback
+        self._watchdog = watchdog
+
+    def after_step(self, state: TrainState, result: StepResult) -> None:
+        """The callback's."""
+        with self._watchdog.patience():
+            self._callback.after_step(state, result)
 
 
 class Caretaker:
@@ -40,6 +54,10 @@ class Caretaker:
         self._watchdog = Watchdog(config.watchdog, launch.global_rank)
         self._first_step_at: float | None = None
 
+    def patiently(self, callback: Callback) -> Callback:
+        """The same callback, given time."""
+        return Patiently(callback, self._watchdog)
+
     @contextmanager
     def look_after(self, state: TrainState, board: Board, place: Place) -> Iterator[Pulse]:
         """Signals and wishes are heard within; collective.
@@ -59,7 +77,8 @@ class Caretaker:
         pulse.close()
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
-        """What was wished for is done now, unless it was a stop: then :meth:`end` follows."""
+        """What was wished for is done now, unless it was a stop: then :meth:`end` follows. Samples are read next."""
+        self._watchdog.expect_anything()
         self._first_step_at = self._first_step_at or time.time()
         if self._files is not None and result.wishes.any and not result.wishes.stop:
             self._files.done(result.wishes, state.step)

@@ -57,10 +57,6 @@ class Pulse:
         self._exchange()
         return self.wishes
 
-    def end_evaluation(self) -> None:
-        """What follows may take its time."""
-        self._watchdog.expect_anything()
-
     def close(self) -> None:
         """Wait for what is still under way; collective."""
         self._work.wait()

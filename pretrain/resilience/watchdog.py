@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
 
@@ -40,33 +41,40 @@ class Watchdog:
         self._end = end
         self._seconds: deque[float] = deque(maxlen=WINDOW)
         self._steps = 0
-        self._beat, self._limit = time.monotonic(), self._patience
+        self._beat, self._limit = time.monotonic(), self._longest
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
         if settings.factor:
             self._thread.start()
 
     @property
-    def _patience(self) -> float:
+    def _longest(self) -> float:
         return 60 * self._settings.patience_minutes
 
     def expect_step(self) -> None:
         """From now on, a step's time."""
-        if len(self._seconds) < FIRST_STEPS:
-            self._set(self._patience)
+        if not self._seconds:
+            self._set(self._longest)
         else:
             self._set(max(self._settings.floor_seconds, self._settings.factor * statistics.median(self._seconds)))
 
     def expect_anything(self) -> None:
         """From now on, patience."""
-        self._set(self._patience)
+        self._set(self._longest)
 
     def step_ended(self, seconds: float) -> None:
-        """A step took so long; what follows may take its time."""
+        """A step took so long; what follows it should take no longer."""
         self._steps += 1
         if self._steps > FIRST_STEPS:
             self._seconds.append(seconds)
-        self._set(self._patience)
+        self.expect_step()
+
+    @contextmanager
+    def patience(self) -> Iterator[None]:
+        """What is done within may take its time."""
+        self.expect_anything()
+        yield
+        self.expect_step()
 
     def close(self) -> None:
         """Stop watching."""

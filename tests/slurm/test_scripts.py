@@ -69,7 +69,7 @@ def test_containers_as_text() -> None:
         "--container-mounts=/data:/data:ro,/home:/home",
     ]
     assert container_call("apptainer:/images/pretrain.sif", PYTHON="/opt/venv/bin/python") == [
-        *("", "--", "apptainer", "exec", "--nv", "--bind", "/shared/project", "--pwd", "/shared/project"),
+        *("--", "apptainer", "exec", "--nv", "--bind", "/shared/project", "--pwd", "/shared/project"),
         *("/images/pretrain.sif", "/opt/venv/bin/python"),
     ]
     assert "use none, pyxis:IMAGE or apptainer:IMAGE" in container_call("docker:x")[0]
