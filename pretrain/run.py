@@ -3,28 +3,20 @@
 import dataclasses
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from megatron_ext import scheme_of
 from pretrain import parallel
-from pretrain.checkpoint import saving, store
-from pretrain.checkpoint.callback import Saver
+from pretrain.checkpoint import store
+from pretrain.checkpoint.callback import Saver, checkpoint_group
 from pretrain.config import Config, dump_config, with_scheme_defaults
 from pretrain.data.ahead import ReadAhead
 from pretrain.data.batches import Source, TrainingBatches, ValidationBatches, micro_batches
-from pretrain.data.folder import Access
-from pretrain.data.mixture import Mixture
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import MAX_OPEN_SHARDS, ShardReader
-from pretrain.data.shard_index import check_files
-from pretrain.datasets import Dataset, access, load_datasets, require_room, token_counts
+from pretrain.datasets import Dataset, token_counts
 from pretrain.engine import Engine
-from pretrain.errors import SharedError
 from pretrain.evaluate import HeldOut, Validation
 from pretrain.feed import Feed, agree, needs_tokens
 from pretrain.launch import Launch
@@ -33,22 +25,10 @@ from pretrain.monitor.metrics import Metrics
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
 from pretrain.recipe import advice
-from pretrain.resume import changed_settings, check_resume, go_on_with_data, vocabulary
-from pretrain.rules import check_config, check_data, check_layout
-from pretrain.state import TrainState
+from pretrain.resume import changed_settings, vocabulary
+from pretrain.rules import check_config, check_layout
+from pretrain.start import Start, agree_on_start, find_start, load_start
 from pretrain.together import Together, do_together
-
-
-@dataclass(frozen=True)
-class Start:
-    """What was found before anything was started: the data, and where the run goes on."""
-
-    datasets: Sequence[Dataset]
-    mixture: Mixture
-    state: TrainState
-    checkpoint: Path | None
-    record: dict[str, Any]
-    access: Access
 
 
 def run_training(config: Config, launch: Launch) -> None:
@@ -68,38 +48,21 @@ def run_training(config: Config, launch: Launch) -> None:
     store.require_writable(config.run.dir)
     place = parallel.start(launch, config.parallel, config.train.seed)
     with store.locked_run(config.run.dir) if place.global_rank == 0 else nullcontext(True) as locked:
-        _agree(config, start.state, place, locked)
+        agree_on_start(config, start.state, place, locked)
         train_from(config, start, place)
     parallel.stop()
 
 
-def find_start(config: Config) -> Start:
-    """Read the manifests and the newest complete checkpoint, and check them against the settings."""
-    reached = access(config.data)
-    datasets = load_datasets(config.data, reached)
-    check_data(config, datasets)
-    require_room(datasets, config.data, config.model.sequence_length)
-    for dataset in datasets:
-        check_files(dataset.manifest)
-    checkpoint = store.newest(store.checkpoint_folder(config.run.dir))
-    record, state = {}, TrainState()
-    if checkpoint is not None:
-        record = store.read_record(checkpoint)
-        check_resume(config, datasets, checkpoint, record)
-        state = TrainState.from_dict(record["state"])
-    mixture = go_on_with_data(config, datasets, state, checkpoint)
-    return Start(datasets, mixture, state, checkpoint, record, reached)
-
-
 def train_from(config: Config, start: Start, place: Place) -> None:
     """Build the run's parts on running process groups and train to the end."""
-    datasets, state = start.datasets, start.state
+    datasets = start.datasets
     vocab_size = vocabulary(config, datasets)
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
     eod_id = datasets[0].manifest.eod_id if config.data.separate_documents else None
     engine = Engine(config, model, token_counts(datasets), place, eod_id)
-    if start.checkpoint:
-        saving.load(engine, start.checkpoint, vocab_size, start.record)
+    group = checkpoint_group()
+    start = load_start(config, start, engine, vocab_size, group)
+    state = start.state
     board = Board(config.run.dir / "tensorboard", state.step, place.global_rank)
     batches = _training_batches(config, start, place)
     together = _together(config, datasets, place)
@@ -107,13 +70,15 @@ def train_from(config: Config, start: Start, place: Place) -> None:
     with (
         ReadAhead(batches.read if needs_tokens(config, place) else batches.stand_in) as ahead,
         closing(start.access),
+        Saver(config, datasets, engine, vocab_size, group) as saver,
     ):
         feed = Feed(config, batches, ahead, board, place, together)
-        callbacks: list[Callback] = [feed, Saver(config, datasets, engine, vocab_size)]
+        callbacks: list[Callback] = [feed, saver]
         if config.validation.every:
             callbacks.insert(1, Validation(config, engine, board, _held_out(config, datasets, place, together)))
         _announce(config, start, engine, board)
         train(config, state, engine, feed, Metrics(config, engine, board), callbacks)
+        saver.finish()
     board.close()
 
 
@@ -165,24 +130,6 @@ def _reader(config: Config, dataset: Dataset, split: str, place: Place, max_open
             print(f"warning: masked, data set {dataset.name}: {fault}", flush=True)
 
     return ShardReader(dataset.manifest, split, config.model.sequence_length, report, max_open)
-
-
-def _agree(config: Config, state: TrainState, place: Place, locked: bool) -> None:
-    """Go on only if the run folder is ours and all ranks found the same checkpoint in it.
-
-    Raises:
-        SharedError: another run holds the folder, or it is not the same folder on all nodes.
-    """
-    facts = torch.tensor([state.step, -state.step, not locked], device=place.device)
-    dist.all_reduce(facts, op=dist.ReduceOp.MAX)
-    highest, lowest, taken = int(facts[0]), -int(facts[1]), bool(facts[2])
-    if taken:
-        raise SharedError(f"run.dir={config.run.dir} is in use by another run; stop it or choose another run.dir")
-    if highest != lowest:
-        raise SharedError(
-            f"run.dir={config.run.dir}: ranks found checkpoints of different steps ({lowest} and {highest}); "
-            f"put run.dir on a file system that all nodes share"
-        )
 
 
 def _announce(config: Config, start: Start, engine: Engine, board: Board) -> None:
