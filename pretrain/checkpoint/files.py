@@ -39,6 +39,7 @@ class SummedFile:
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
+        self.refusal: OSError | None = None  # torch.save hides it behind an error of its own
         self._bytes = self._crc32 = 0
 
     @property
@@ -49,7 +50,11 @@ class SummedFile:
     def write(self, content: bytes | memoryview) -> int:
         """Append all of ``content``."""
         self._crc32 = zlib.crc32(content, self._crc32)
-        self._stream.write(content)
+        try:
+            self._stream.write(content)
+        except OSError as error:
+            self.refusal = error
+            raise
         size = memoryview(content).nbytes
         self._bytes += size
         return size
@@ -67,7 +72,13 @@ def new_file(path: Path) -> Iterator[SummedFile]:
         OSError: it cannot be made or written, or the disk is full.
     """
     with path.open("xb") as stream:
-        yield SummedFile(stream)
+        file = SummedFile(stream)
+        try:
+            yield file
+        except Exception:
+            if file.refusal is not None:
+                raise file.refusal from None
+            raise
         stream.flush()
         os.fsync(stream.fileno())
 
