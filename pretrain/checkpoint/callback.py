@@ -62,7 +62,7 @@ class Saver:
             self._look_after_the_last()
         if not is_due(state.step, self._settings.every, steps):
             return
-        self._judge(self._background.wait())
+        self._wait()
         if not math.isfinite(result.grad_norm):
             message = f"the gradient of step {state.step} was not finite, so it was not saved"
             if state.step == steps:
@@ -85,7 +85,7 @@ class Saver:
         Raises:
             SharedError: it failed, so the end of the run is not saved, whatever the settings say.
         """
-        self._judge(self._background.wait())
+        self._wait()
         if self._last_fault:
             raise SharedError(f"{self._last_fault}; make room and start again from {store.newest(self._directory)}")
 
@@ -105,6 +105,10 @@ class Saver:
         ended = torch.tensor(int(self._background.is_done), device=self._engine.place.device)
         dist.all_reduce(ended, op=dist.ReduceOp.MIN)
         if ended:
+            self._wait()
+
+    def _wait(self) -> None:
+        if not self._background.is_idle:
             self._judge(self._background.wait())
 
     def _judge(self, fault: str | None) -> None:
