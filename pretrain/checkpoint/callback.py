@@ -134,7 +134,6 @@ def _facts(config: Config, datasets: Sequence[Dataset], vocab_size: int, place: 
     """What every checkpoint of a run records of it; global rank 0 alone writes it."""
     return {
         "config": config.model_dump(mode="json"),
-        "world_size": place.world_size,
         "dp_size": place.dp_size,
         "data_fingerprint": fingerprint(datasets),
         "datasets": {dataset.name: dataset.manifest.fingerprint for dataset in datasets},

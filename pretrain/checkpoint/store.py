@@ -24,7 +24,7 @@ from pretrain.errors import UserError
 RECORD = "run.json"
 FORMAT = 4
 """Of the files; a checkpoint of another format is not read."""
-_NEEDED = {"state", "config", "data_fingerprint", "vocab_size", "adam_step", "files"}
+_NEEDED = {"state", "config", "dp_size", "data_fingerprint", "vocab_size", "adam_step", "files"}
 _STEP = re.compile(r"step-(\d{8,})")
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
 _BROKEN = (OSError, ValueError, TypeError, AttributeError, KeyError)

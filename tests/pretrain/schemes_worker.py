@@ -21,7 +21,7 @@ from tests.pretrain import tiny
 from tests.pretrain.parity_worker import full_gradients
 
 STEPS, SAVED = 6, 3
-RECORD = {"config": {}, "data_fingerprint": "", "vocab_size": tiny.VOCAB}
+RECORD = {"config": {}, "dp_size": 1, "data_fingerprint": "", "vocab_size": tiny.VOCAB}
 
 VARIANTS: dict[str, dict[str, Any]] = {name: {"scheme": name} for name in SCHEMES} | {
     "p": {"scheme": "p", "p": 3.0},

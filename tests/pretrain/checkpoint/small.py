@@ -19,7 +19,7 @@ from pretrain.checkpoint.writing import Job, Piece, write
 
 def facts(step: int, **state: Any) -> dict[str, Any]:
     state = {"step": step, "callbacks": {}} | state
-    return {"state": state, "adam_step": step, "config": {}, "data_fingerprint": "", "vocab_size": 1}
+    return {"state": state, "adam_step": step, "config": {}, "dp_size": 1, "data_fingerprint": "", "vocab_size": 1}
 
 
 def tensors(step: int, numel: int = 24) -> dict[str, torch.Tensor]:
