@@ -107,12 +107,12 @@ def test_mistakes_are_told(arguments: list[str], message: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_preset_s_step_is_two_micro_batches_on_one_process(preset: str, precision: str) -> None:
-    config = bench_config(preset, precision, micro_batch=3)
+    config = bench_config(PRESETS[preset], precision, micro_batch=3)
     assert (config.train.micro_batch, config.train.global_batch) == (3, 6)
     assert config.train.precision == precision
     assert config.parallel == ParallelSettings()
     assert config.model.vocab_size is not None
-    own = bench_config(preset, precision, micro_batch=None).train
+    own = bench_config(PRESETS[preset], precision, micro_batch=None).train
     assert own.global_batch == 2 * own.micro_batch
 
 
