@@ -20,13 +20,14 @@ def main() -> None:
     inspect.add_argument("--text", type=Path, metavar="FILE", help="UTF-8: print loss and geometry of its reading")
     inspect.add_argument("--sequences", type=_positive, default=64, metavar="N", help="at most so many (default 64)")
     inspect.add_argument("--manifest", metavar="PATH", help="where the run's manifest.json is, if moved")
+    inspect.add_argument("--config", type=Path, metavar="FILE", help="a YAML file: list the settings that are others")
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
 
     # Megatron-core overlaps tensor-parallel communication only then; read when CUDA starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
-    # Imported late: they take seconds, and the checkpoint writer's helper process imports this file again.
+    # Imported late, so that help and mistakes are told at once.
     if arguments.command == "inspect":
         from pretrain.inspect_checkpoint import Inspection, run_inspection
 
@@ -37,6 +38,7 @@ def main() -> None:
                 sequences=arguments.sequences,
                 manifest=arguments.manifest,
                 as_json=arguments.json,
+                config=arguments.config,
             )
         )
         return

@@ -47,6 +47,7 @@ class Validation:
         losses = [self._engine.evaluate(part.micro_batches) for part in self._held_out]
         weights = [part.weight for part in self._held_out]
         mean = sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
+        state.callbacks["validation"] = {"step": state.step, "loss": mean}
         self._board.scalar("validation/loss", mean, state.step)
         said = ""
         if len(losses) > 1:

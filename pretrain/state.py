@@ -16,6 +16,7 @@ class TrainState:
         tokens: tokens consumed so far.
         train_seconds: wall time spent in the training loop, over all restarts.
         data: what decides which samples come next.
+        callbacks: what callbacks remember, each under a name of its own, as JSON values.
     """
 
     step: int = 0
@@ -23,6 +24,7 @@ class TrainState:
     tokens: int = 0
     train_seconds: float = 0.0
     data: DataProgress = field(default_factory=DataProgress)
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def advance(self, samples: int, tokens: int, seconds: float) -> None:
         """Count one completed step."""

@@ -1,61 +1,23 @@
-"""The weights of a checkpoint alone, on one process, without an engine and without running anything it holds.
+"""The weights of a checkpoint alone, on one process, without an engine."""
 
-torch.distributed.checkpoint keeps its table of contents as a pickle, and a pickle may call any function. Here that
-table may name nothing but the few plain classes that describe tensors, and the tensors are read as tensors only.
-"""
-
-import pickle
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from megatron_ext.initialize import EMBEDDING, OUTPUT_BIAS, OUTPUT_WEIGHT, global_names
-from pretrain.errors import UserError
+from pretrain.checkpoint import store
+from pretrain.checkpoint.contents import read_contents, read_tensors, shapes
+from pretrain.checkpoint.files import DamageError, find_damage
 
 _MASTERS = "fp32."
-_METADATA = "torch.distributed.checkpoint.metadata"
-_PLANNER = "torch.distributed.checkpoint.planner"
-_HARMLESS = {
-    ("collections", "OrderedDict"),
-    ("torch", "Size"),
-    ("torch", "float32"),
-    ("torch.serialization", "_get_layout"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    *((_PLANNER, name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
-    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata")),
-    *((_METADATA, name) for name in ("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING")),
-}
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Refuses whatever is not the description of a tensor in a file."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _HARMLESS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
-        return super().find_class(module, name)
-
-
-class _PlainReader(FileSystemReader):
-    """Torch's reader with a harmless look at the table of contents."""
-
-    def read_metadata(self, *arguments: Any, **named: Any) -> Metadata:
-        metadata = _contents(Path(self.path))
-        metadata.storage_meta = StorageMeta(load_id=self.load_id)
-        return metadata
 
 
 def count_parameters(checkpoint: Path) -> int:
     """Parameters in a checkpoint, padding of the vocabulary not counted.
 
     Raises:
-        UserError: the checkpoint is damaged or not one of ours.
+        DamageError: the checkpoint is damaged or not one of ours.
     """
     return sum(shape.numel() for shape in _masters(checkpoint).values())
 
@@ -72,7 +34,7 @@ def load_weights(module: nn.Module, checkpoint: Path, vocab_size: int) -> None:
         vocab_size: rows of the vocabulary in the checkpoint; rows of padding are zero.
 
     Raises:
-        UserError: the checkpoint is damaged, or holds another model.
+        DamageError: the checkpoint is damaged, which is looked for in all of its files, or holds another model.
     """
     stored = _masters(checkpoint)
     wanted: dict[str, Tensor] = {}
@@ -80,16 +42,13 @@ def load_weights(module: nn.Module, checkpoint: Path, vocab_size: int) -> None:
         rows = vocab_size if name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS) else parameter.shape[0]
         shape = torch.Size((rows, *parameter.shape[1:]))
         if stored.get(name) != shape:
-            raise UserError(
+            raise DamageError(
                 f"{checkpoint} does not fit its own record: {name} is {stored.get(name)} instead of {shape}"
             )
         wanted[_MASTERS + name] = torch.empty(shape, dtype=torch.float32)
-    try:
-        load(wanted, storage_reader=_PlainReader(checkpoint))
-    except CheckpointException as error:
-        # Torch's own words advise to read the file in the way that runs what it holds.
-        reasons = ", ".join(type(reason).__name__ for reason, _ in error.failures.values())
-        raise UserError(f"{checkpoint} is damaged: its tensors cannot be read ({reasons})") from None
+    if fault := find_damage(checkpoint, store.recorded_files(checkpoint)):
+        raise DamageError(fault)
+    read_tensors(wanted, checkpoint)
     for name, parameter in global_names(module).items():
         master = wanted[_MASTERS + name]
         parameter.zero_()
@@ -97,33 +56,6 @@ def load_weights(module: nn.Module, checkpoint: Path, vocab_size: int) -> None:
 
 
 def _masters(checkpoint: Path) -> dict[str, torch.Size]:
-    """Global name -> shape of the stored fp32 weights; all of them are whole."""
-    shapes = {}
-    for key, tensor in _contents(checkpoint).state_dict_metadata.items():
-        if not key.startswith(_MASTERS):
-            continue
-        if not isinstance(tensor, TensorStorageMetadata):
-            raise UserError(f"{checkpoint} is damaged: {key} is no tensor")
-        if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
-            raise UserError(f"{checkpoint} is damaged: {key} is not whole")
-        shapes[key.removeprefix(_MASTERS)] = tensor.size
-    return shapes
-
-
-def _contents(checkpoint: Path) -> Metadata:
-    """The table of contents; it must be plain, and all files it names must lie in the checkpoint's folder."""
-    try:
-        with (checkpoint / ".metadata").open("rb") as stream:
-            return _checked(stream)
-    except Exception as error:  # a broken pickle may raise anything
-        raise UserError(f"{checkpoint / '.metadata'} is damaged or not from this program: {error}") from None
-
-
-def _checked(stream: BinaryIO) -> Metadata:
-    metadata = _PlainUnpickler(stream).load()
-    if not isinstance(metadata, Metadata):
-        raise ValueError("it is no table of contents")
-    for place in metadata.storage_data.values():
-        if Path(place.relative_path).name != place.relative_path:
-            raise ValueError(f"{place.relative_path} lies outside the checkpoint")
-    return metadata
+    """Global name -> shape of the stored fp32 weights."""
+    stored = shapes(read_contents(checkpoint))
+    return {key.removeprefix(_MASTERS): shape for key, shape in stored.items() if key.startswith(_MASTERS)}

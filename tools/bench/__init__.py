@@ -5,5 +5,6 @@ A benchmark is a module with ``add_arguments(parser)`` and ``run(arguments) -> R
 
 BENCHMARKS: dict[str, str] = {
     "step": "tools.bench.step",
+    "checkpoint": "tools.bench.checkpoint",
 }
 """Name on the command line -> module, imported when it is asked for."""

@@ -38,16 +38,23 @@ Rounds = dict[str, list[Timing]]
 """Contender -> its turn of every round."""
 
 
-def interleave(contenders: Mapping[str, Turn], rounds: int, synchronize: Callable[[], object]) -> Rounds:
+def interleave(
+    contenders: Mapping[str, Turn],
+    rounds: int,
+    synchronize: Callable[[], object],
+    prepare: Callable[[], object] = lambda: None,
+) -> Rounds:
     """Let every contender take one turn in each of ``rounds`` rounds, always in the same order.
 
     Args:
         contenders: warmed up already: the first turns of anything are slow.
         synchronize: waits for work that a turn left running on a device.
+        prepare: called before each turn and not timed.
     """
     timings: Rounds = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, turn in contenders.items():
+            prepare()
             synchronize()
             cpu, wall = time.process_time(), time.perf_counter()
             turn()
