@@ -5,6 +5,8 @@ table may name nothing but the few plain classes that describe tensors, and the 
 """
 
 import pickle
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -51,6 +53,17 @@ class _PlainReader(FileSystemReader):
         return metadata
 
 
+class _RememberingReader(_PlainReader):
+    """Looks at the table of contents once."""
+
+    @cached_property
+    def _contents(self) -> Metadata:
+        return super().read_metadata()
+
+    def read_metadata(self, *arguments: Any, **named: Any) -> Metadata:
+        return self._contents
+
+
 def count_parameters(checkpoint: Path) -> int:
     """Parameters in a checkpoint, padding of the vocabulary not counted.
 
@@ -60,11 +73,46 @@ def count_parameters(checkpoint: Path) -> int:
     return sum(shape.numel() for shape in _masters(checkpoint).values())
 
 
+class StoredWeights:
+    """The fp32 masters of a checkpoint of any layout, read one tensor at a time by any process, alone.
+
+    Attributes:
+        shapes: global name -> whole shape, padding of the vocabulary not counted.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Read the table of contents; UserError when it is damaged or not one of ours."""
+        self.checkpoint = checkpoint
+        self.shapes: Mapping[str, torch.Size] = _masters(checkpoint)
+        self._reader = _RememberingReader(checkpoint)
+
+    def read(self, name: str) -> Tensor:
+        """One whole tensor, fp32 on the CPU.
+
+        Raises:
+            UserError: the checkpoint is damaged.
+        """
+        wanted = {_MASTERS + name: torch.empty(self.shapes[name], dtype=torch.float32)}
+        try:
+            load(wanted, storage_reader=self._reader, no_dist=True)
+        except CheckpointException as error:
+            # Torch's own words advise to read the file in the way that runs what it holds.
+            reasons = ", ".join(type(reason).__name__ for reason, _ in error.failures.values())
+            raise UserError(f"{self.checkpoint} is damaged: its tensors cannot be read ({reasons})") from None
+        return wanted[_MASTERS + name]
+
+    def require(self, name: str, shape: Sequence[int]) -> None:
+        """UserError unless there is a tensor of that name and shape."""
+        if self.shapes.get(name) != torch.Size(shape):
+            found = tuple(self.shapes[name]) if name in self.shapes else "missing"
+            raise UserError(
+                f"{self.checkpoint} does not fit its own record: {name} is {found} instead of {tuple(shape)}"
+            )
+
+
 @torch.no_grad()
 def load_weights(module: nn.Module, checkpoint: Path, vocab_size: int) -> None:
     """Fill every parameter of a whole model from the fp32 masters of a checkpoint of any layout.
-
-    torch.distributed must run, with this process alone in it.
 
     Args:
         module: what :func:`megatron_ext.build_model` gives; any floating type, any device.
@@ -74,24 +122,13 @@ def load_weights(module: nn.Module, checkpoint: Path, vocab_size: int) -> None:
     Raises:
         UserError: the checkpoint is damaged, or holds another model.
     """
-    stored = _masters(checkpoint)
-    wanted: dict[str, Tensor] = {}
-    for name, parameter in global_names(module).items():
+    stored = StoredWeights(checkpoint)
+    parameters = global_names(module)
+    for name, parameter in parameters.items():
         rows = vocab_size if name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS) else parameter.shape[0]
-        shape = torch.Size((rows, *parameter.shape[1:]))
-        if stored.get(name) != shape:
-            raise UserError(
-                f"{checkpoint} does not fit its own record: {name} is {stored.get(name)} instead of {shape}"
-            )
-        wanted[_MASTERS + name] = torch.empty(shape, dtype=torch.float32)
-    try:
-        load(wanted, storage_reader=_PlainReader(checkpoint))
-    except CheckpointException as error:
-        # Torch's own words advise to read the file in the way that runs what it holds.
-        reasons = ", ".join(type(reason).__name__ for reason, _ in error.failures.values())
-        raise UserError(f"{checkpoint} is damaged: its tensors cannot be read ({reasons})") from None
-    for name, parameter in global_names(module).items():
-        master = wanted[_MASTERS + name]
+        stored.require(name, (rows, *parameter.shape[1:]))
+    for name, parameter in parameters.items():
+        master = stored.read(name)
         parameter.zero_()
         parameter[: len(master)].copy_(master)
 
