@@ -14,6 +14,7 @@ from megatron_ext import scheme_of
 from pretrain import parallel
 from pretrain.checkpoint import saving, store
 from pretrain.checkpoint.callback import Saver
+from pretrain.checkpoint.initial import InitialWeights, check_initial, find_initial, load_initial
 from pretrain.config import Config, dump_config, with_scheme_defaults
 from pretrain.data.ahead import ReadAhead
 from pretrain.data.batches import Source, TrainingBatches, ValidationBatches, micro_batches
@@ -41,7 +42,7 @@ from pretrain.together import Together, do_together
 
 @dataclass(frozen=True)
 class Start:
-    """What was found before anything was started: the data, and where the run goes on."""
+    """What was found before anything was started: the data, and where the run goes on or begins."""
 
     datasets: Sequence[Dataset]
     mixture: Mixture
@@ -49,6 +50,7 @@ class Start:
     checkpoint: Path | None
     record: dict[str, Any]
     access: Access
+    initial: InitialWeights | None = None
 
 
 def run_training(config: Config, launch: Launch) -> None:
@@ -87,8 +89,12 @@ def find_start(config: Config) -> Start:
         record = store.read_record(checkpoint)
         check_resume(config, datasets, checkpoint, record)
         state = TrainState.from_dict(record["state"])
+    initial = None
+    if checkpoint is None and config.train.init_from:
+        initial = find_initial(config.train.init_from)
+        check_initial(config, vocabulary(config, datasets), initial)
     mixture = go_on_with_data(config, datasets, state, checkpoint)
-    return Start(datasets, mixture, state, checkpoint, record, reached)
+    return Start(datasets, mixture, state, checkpoint, record, reached, initial)
 
 
 def train_from(config: Config, start: Start, place: Place) -> None:
@@ -100,6 +106,8 @@ def train_from(config: Config, start: Start, place: Place) -> None:
     engine = Engine(config, model, token_counts(datasets), place, eod_id)
     if start.checkpoint:
         saving.load(engine, start.checkpoint, vocab_size, start.record)
+    elif start.initial:
+        load_initial(engine, start.initial)
     board = Board(config.run.dir / "tensorboard", state.step, place.global_rank)
     batches = _training_batches(config, start, place)
     together = _together(config, datasets, place)
@@ -185,6 +193,14 @@ def _agree(config: Config, state: TrainState, place: Place, locked: bool) -> Non
         )
 
 
+def _beginning(config: Config, start: Start) -> str:
+    if start.checkpoint:
+        return f"resumed from {start.checkpoint}"
+    return f"{config.train.steps} steps from " + (
+        f"the weights of {start.initial.folder}" if start.initial else "scratch"
+    )
+
+
 def _announce(config: Config, start: Start, engine: Engine, board: Board) -> None:
     """Say once what starts: parameters, layout, place of the run."""
     place, parallelism = engine.place, config.parallel
@@ -197,8 +213,7 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board) -> Non
         f"{config.model.residual.scheme}: {parameters / 1e6:.1f} M parameters, {config.train.precision}, "
         f"tp {parallelism.tp} x pp {parallelism.pp} x dp {place.dp_size}, ZeRO-{config.zero.stage}, "
         f"{'sequence parallel, ' if parallelism.sp else ''}on {place.device.type}\n"
-        f"run folder {config.run.dir}, "
-        + (f"resumed from {start.checkpoint}" if start.checkpoint else f"{config.train.steps} steps from scratch"),
+        f"run folder {config.run.dir}, " + _beginning(config, start),
         flush=True,
     )
     residual = config.model.residual

@@ -20,7 +20,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from megatron_ext.initialize import EMBEDDING, OUTPUT_BIAS, OUTPUT_WEIGHT, global_names
 from pretrain.errors import UserError
 
-_MASTERS = "fp32."
+MASTERS = "fp32."
+"""The names of the fp32 weights in a checkpoint begin with this."""
 _METADATA = "torch.distributed.checkpoint.metadata"
 _PLANNER = "torch.distributed.checkpoint.planner"
 _HARMLESS = {
@@ -92,14 +93,14 @@ class StoredWeights:
         Raises:
             UserError: the checkpoint is damaged.
         """
-        wanted = {_MASTERS + name: torch.empty(self.shapes[name], dtype=torch.float32)}
+        wanted = {MASTERS + name: torch.empty(self.shapes[name], dtype=torch.float32)}
         try:
             load(wanted, storage_reader=self._reader, no_dist=True)
         except CheckpointException as error:
             # Torch's own words advise to read the file in the way that runs what it holds.
             reasons = ", ".join(type(reason).__name__ for reason, _ in error.failures.values())
             raise UserError(f"{self.checkpoint} is damaged: its tensors cannot be read ({reasons})") from None
-        return wanted[_MASTERS + name]
+        return wanted[MASTERS + name]
 
     def require(self, name: str, shape: Sequence[int]) -> None:
         """UserError unless there is a tensor of that name and shape."""
@@ -137,13 +138,13 @@ def _masters(checkpoint: Path) -> dict[str, torch.Size]:
     """Global name -> shape of the stored fp32 weights; all of them are whole."""
     shapes = {}
     for key, tensor in _contents(checkpoint).state_dict_metadata.items():
-        if not key.startswith(_MASTERS):
+        if not key.startswith(MASTERS):
             continue
         if not isinstance(tensor, TensorStorageMetadata):
             raise UserError(f"{checkpoint} is damaged: {key} is no tensor")
         if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
             raise UserError(f"{checkpoint} is damaged: {key} is not whole")
-        shapes[key.removeprefix(_MASTERS)] = tensor.size
+        shapes[key.removeprefix(MASTERS)] = tensor.size
     return shapes
 
 

@@ -6,12 +6,10 @@ must give the logits of ours on random tokens: an export that does not is not le
 
 import gc
 import shutil
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,11 +17,12 @@ from torch import Tensor, nn
 from megatron_ext import ParallelSettings
 from pretrain import parallel
 from pretrain.checkpoint import store
+from pretrain.checkpoint.initial import Weights
 from pretrain.checkpoint.weights import StoredWeights
 from pretrain.config import Config
 from pretrain.data.manifest import NO_TOKENIZER
-from pretrain.errors import UserError
 from pretrain.export.extra import require_transformers
+from pretrain.export.folder import new_folder
 from pretrain.export.logits import our_logits, random_rows, require_equal, their_logits
 from pretrain.export.names import Heads, heads_of, reading_order, their_shapes
 from pretrain.export.safetensors_files import write_files
@@ -34,15 +33,6 @@ from pretrain.launch import read_launch
 
 _SHIPPED = Path(__file__).parent / "shipped"
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-
-
-class Weights(Protocol):
-    """Weights by our global names; :class:`pretrain.checkpoint.weights.StoredWeights` reads those of a checkpoint."""
-
-    shapes: Mapping[str, Sequence[int]]
-
-    def read(self, name: str) -> Tensor:
-        """One whole tensor on the CPU, padding of the vocabulary left out."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +63,7 @@ def run_export(asked: Export) -> None:
     record = store.read_record(checkpoint)
     config = recorded_config(checkpoint, record)
     target = target_of(config.model, record["vocab_size"])
-    with new_folder(asked.out) as folder:
+    with new_folder(asked.out, "--out") as folder:
         tokenizer, eod_id = _write_tokenizer(config, record, asked.manifest, folder)
         weights, dtype = StoredWeights(checkpoint), _DTYPES[asked.dtype]
         write_model(weights, target, heads_of(config.model), dtype, eod_id, folder)
@@ -83,34 +73,10 @@ def run_export(asked: Export) -> None:
         f"{asked.out}: {target.architecture}, {asked.dtype}, step {record['state']['step']} of {checkpoint}\n"
         f"logits differ by {difference:.1e} at most from ours, which reach {largest:.1f}\n"
         + "".join(f"{reason}, so the modelling files are shipped\n" for reason in target.reasons[:1])
-        + (f"the run's tokens came without a sentencepiece model, so no tokenizer is written\n" if not tokenizer else "")
+        + ("the run's tokens came without a sentencepiece model, so no tokenizer is written\n" if not tokenizer else "")
         + f'load it by AutoModelForCausalLM.from_pretrained("{asked.out}"{how})',
         flush=True,
     )
-
-
-@contextmanager
-def new_folder(out: Path) -> Iterator[Path]:
-    """A hidden folder beside ``out`` that gets its name once all within went well, and vanishes otherwise.
-
-    Raises:
-        UserError: ``out`` is there already, or cannot be written.
-    """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"--out {out} exists already; remove it or name another folder")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror}") from None
-    try:
-        yield partial
-        partial.chmod(0o755)
-        partial.rename(out)
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _write_tokenizer(

@@ -41,7 +41,9 @@ def their_logits(model_class: Any, folder: Path, rows: Tensor, device: torch.dev
     )
     for fault in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if report.get(fault):
-            raise UserError(f"{folder}: {fault.replace('_', ' ')} of {model_class.__name__}: {sorted(report[fault])[:3]}")
+            raise UserError(
+                f"{folder}: {fault.replace('_', ' ')} of {model_class.__name__}: {sorted(report[fault])[:3]}"
+            )
     logits: Tensor = model.to(device).eval()(rows.to(device)).logits
     return logits.float().cpu()
 

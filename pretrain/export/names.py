@@ -39,7 +39,7 @@ class Cut:
 def _split_heads(fused: Tensor, heads: Heads) -> list[Tensor]:
     """[groups * (queries + 2) * head_dim, ...] -> queries, keys, values, each [heads * head_dim, ...]."""
     by_group = fused.view(heads.groups, heads.queries + 2, heads.head_dim, *fused.shape[1:])
-    return [part.flatten(0, 2) for part in by_group.split([heads.queries, 1, 1], dim=1)]
+    return [part.flatten(0, 2) for part in torch.split(by_group, [heads.queries, 1, 1], dim=1)]
 
 
 def _join_heads(parts: Sequence[Tensor], heads: Heads) -> Tensor:
@@ -149,7 +149,7 @@ GPT2_NAMES = Names(
 
 def their_shapes(names: Names, shapes: Mapping[str, Sequence[int]], heads: Heads) -> dict[str, tuple[int, ...]]:
     """Their name -> shape of all their tensors, from our global names and shapes; in the order of ours."""
-    found = {}
+    found: dict[str, tuple[int, ...]] = {}
     for ours, shape in shapes.items():
         theirs, cut = names.of(ours)
         parts = cut.split(torch.empty(tuple(shape), device="meta"), heads)

@@ -62,7 +62,7 @@ def write_files(
                 stream.write(_header(current.shapes, dtype))
             assert stream is not None
             values = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
-            stream.write(memoryview(values.view(torch.uint8).numpy()))
+            stream.write(values.view(torch.uint8).numpy().data)
 
 
 def _divide(shapes: Mapping[str, Shape], itemsize: int, largest: int) -> list[_File]:

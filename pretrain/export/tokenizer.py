@@ -108,7 +108,9 @@ def _merges(processor: Any) -> tuple[dict[str, int], list[tuple[str, str]]]:
             continue
         cuts = ((piece[:k], piece[k:]) for k in range(1, len(piece)))
         parts = [cut for cut in cuts if cut[0] in vocabulary and cut[1] in vocabulary]
-        pairs += [(-processor.get_score(i), i, vocabulary[left], vocabulary[right], left, right) for left, right in parts]
+        pairs += [
+            (-processor.get_score(i), i, vocabulary[left], vocabulary[right], left, right) for left, right in parts
+        ]
     return vocabulary, [(left, right) for *_, left, right in sorted(pairs)]
 
 

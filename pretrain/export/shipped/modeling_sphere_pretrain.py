@@ -169,7 +169,7 @@ class SpherePretrainForCausalLM(PreTrainedModel, GenerationMixin):  # type: igno
         """The tokens' embedding."""
         return self.model.embed_tokens
 
-    def set_input_embeddings(self, value: nn.Module) -> None:
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
         """Replace the tokens' embedding."""
         self.model.embed_tokens = value
 

@@ -19,7 +19,9 @@ class ModuleWeights:
 
     def __init__(self, module: Any, vocab_size: int = small.VOCAB_SIZE) -> None:
         self.tensors = {
-            name: parameter.detach()[:vocab_size] if name in (EMBEDDING, OUTPUT_BIAS, OUTPUT_WEIGHT) else parameter.detach()
+            name: parameter.detach()[:vocab_size]
+            if name in (EMBEDDING, OUTPUT_BIAS, OUTPUT_WEIGHT)
+            else parameter.detach()
             for name, parameter in global_names(module).items()
         }
         self.shapes = {name: tensor.shape for name, tensor in self.tensors.items()}

@@ -149,7 +149,7 @@ def test_bf16_is_near(shipped: tuple[Any, Any], tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_without_the_code_nothing_runs(shipped: tuple[Any, Any]) -> None:
-    with pytest.raises(ValueError, match="trust_remote_code|custom code"):
+    with pytest.raises(ValueError, match=r"trust_remote_code|custom code"):
         AutoModelForCausalLM.from_pretrained(shipped[0].config._name_or_path, trust_remote_code=False)
 
 
