@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from pydantic import TypeAdapter, ValidationError
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import MetadataIndex
@@ -74,7 +75,11 @@ def write_initial(weights: Weights, model: ModelSettings, vocab_size: int, origi
     """
     announced = {MASTERS + name: torch.empty(tuple(shape), device="meta") for name, shape in weights.shapes.items()}
     writer = _PlainWriter(folder, single_file_per_rank=True)
-    save(announced, storage_writer=writer, planner=_OneByOne(weights), no_dist=True)
+    try:
+        save(announced, storage_writer=writer, planner=_OneByOne(weights), no_dist=True)
+    except CheckpointException as error:
+        (cause, _), *_ = error.failures.values()
+        raise cause from None  # what reading or writing a tensor raised
     files = {path.name: path.stat().st_size for path in sorted(folder.iterdir())}
     record = {
         "format": FORMAT,

@@ -5,9 +5,9 @@ transformers' on random tokens. No code of the model's folder is run, and nothin
 """
 
 import dataclasses
-import gc
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,39 +31,54 @@ _ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "g
 
 
 def run_import(model_folder: Path, out: Path) -> None:
-    """Write ``out``, check it, and say how to train from it.
+    """Write ``out``, check it, and say how to train from it; as a process of its own.
 
     Raises:
         UserError: for whatever the user can mend.
     """
-    config = _read_configuration(model_folder)
-    settings_of, names, prefix = _SHAPES[config.model_type]
-    settings = settings_of(config)
-    weights = TheirWeights(model_folder, names, settings, prefix)
+    require_transformers("import --from hf")
     place = parallel.start(read_launch({}), ParallelSettings(), seed=0)
     try:
-        with new_folder(out, "--to") as folder:
-            origin = f"{config.model_type} in {model_folder.resolve()}"
-            write_initial(weights, settings, config.vocab_size, origin, folder)
-            weights.require_all_used()
-            _write_configuration(settings, out, folder)
-            rows = random_rows(config.vocab_size, settings.sequence_length)
-            module = _build(settings, place.device)
-            load_weights(module, folder, config.vocab_size)
-            ours = our_logits(module, rows, config.vocab_size)
-            del module
-            gc.collect()  # two models need not be in memory at once
-            theirs = their_logits(_class_of(config), model_folder, rows, place.device)
-            difference, largest = require_equal(ours, theirs, f"our model of {model_folder}", "transformers")
+        print("\n".join(import_model(model_folder, out, place.device)), flush=True)
     finally:
         parallel.stop()
-    print(
+
+
+def import_model(model_folder: Path, out: Path, device: torch.device) -> list[str]:
+    """Write ``out`` and check it; the process groups of one process run. Returns what there is to say.
+
+    Raises:
+        UserError: for whatever the user can mend; then ``out`` is not there.
+    """
+    import transformers
+
+    config = _read_configuration(model_folder)
+    shape = _SHAPES[config.model_type]
+    settings = shape.settings_of(config)
+    weights = TheirWeights(model_folder, shape.names, settings, shape.prefix)
+    with new_folder(out, "--to") as folder:
+        origin = f"{config.model_type} in {model_folder.resolve()}"
+        write_initial(weights, settings, config.vocab_size, origin, folder)
+        weights.require_all_used()
+        _write_configuration(settings, out, folder)
+        rows = random_rows(config.vocab_size, settings.sequence_length)
+        ours = _our_logits(settings, folder, rows, device)
+        theirs = their_logits(getattr(transformers, shape.architecture), model_folder, rows, device)
+        difference, largest = require_equal(ours, theirs, f"our model of {model_folder}", "transformers")
+    return [
         f"{out}: {config.model_type}, {settings.num_layers} layers x {settings.hidden_size} hidden, vocabulary "
-        f"{config.vocab_size}\nlogits differ by {difference:.1e} at most from those of transformers, which reach "
-        f"{largest:.1f}\ntrain from it, on data of its own tokenizer, by a configuration with the settings of "
-        f"{out / 'config.yaml'}",
-        flush=True,
-    )
+        f"{config.vocab_size}",
+        f"logits differ by {difference:.1e} at most from those of transformers, which reach {largest:.1f}",
+        f"train from it, on data of its tokenizer, with the settings of {out / 'config.yaml'}",
+    ]
+
+
+def _our_logits(settings: ModelSettings, folder: Path, rows: Tensor, device: torch.device) -> Tensor:
+    assert settings.vocab_size is not None
+    # Forgotten on return: two models need not be in memory at once.
+    module = _build(settings, device)
+    load_weights(module, folder, settings.vocab_size)
+    return our_logits(module, rows, settings.vocab_size)
 
 
 class TheirWeights:
@@ -165,19 +180,12 @@ def _read_configuration(folder: Path) -> Any:
         raise UserError(f"{folder} is no model of transformers: config.json: {error}") from None
     if kind not in _SHAPES:
         raise UserError(f"{folder} has model_type {kind}; only {' and '.join(_SHAPES)} can be imported")
-    require_transformers("import --from hf")
     from transformers import AutoConfig
 
     try:
         return AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:  # whatever a strange config.json leads to
         raise UserError(f"{folder / 'config.json'}: {' '.join(str(error).split())}") from None
-
-
-def _class_of(config: Any) -> Any:
-    import transformers
-
-    return {"llama": transformers.LlamaForCausalLM, "gpt2": transformers.GPT2LMHeadModel}[config.model_type]
 
 
 def _from_llama(config: Any) -> ModelSettings:
@@ -243,9 +251,19 @@ def _require(config: Any, name: str, wanted: tuple[Any, ...]) -> None:
         )
 
 
-_SHAPES: Mapping[str, tuple[Callable[[Any], ModelSettings], Names, str]] = {
-    "llama": (_from_llama, llama_names(gated=True), "model."),
-    "gpt2": (_from_gpt2, GPT2_NAMES, "transformer."),
+@dataclass(frozen=True)
+class _Shape:
+    """Models of one ``model_type``; ``prefix`` may be left out in their names of weights."""
+
+    settings_of: Callable[[Any], ModelSettings]
+    names: Names
+    prefix: str
+    architecture: str
+
+
+_SHAPES = {
+    "llama": _Shape(_from_llama, llama_names(gated=True), "model.", "LlamaForCausalLM"),
+    "gpt2": _Shape(_from_gpt2, GPT2_NAMES, "transformer.", "GPT2LMHeadModel"),
 }
 
 

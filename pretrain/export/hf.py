@@ -4,7 +4,6 @@ The weights are read and written one tensor at a time. Then the written model is
 must give the logits of ours on random tokens: an export that does not is not left behind.
 """
 
-import gc
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -53,30 +52,46 @@ class Export:
 
 
 def run_export(asked: Export) -> None:
-    """Write ``asked.out``, check it, and say what it is.
+    """Write ``asked.out``, check it, and say what it is; as a process of its own.
 
     Raises:
         UserError: for whatever the user can mend.
     """
     require_transformers("export --to hf")
+    place = parallel.start(read_launch({}), ParallelSettings(), seed=0)
+    try:
+        print("\n".join(export(asked, place.device)), flush=True)
+    finally:
+        parallel.stop()
+
+
+def export(asked: Export, device: torch.device) -> list[str]:
+    """Write ``asked.out`` and check it; the process groups of one process run. Returns what there is to say.
+
+    Raises:
+        UserError: for whatever the user can mend; then ``asked.out`` is not there.
+    """
     checkpoint = find_checkpoint(asked.path)
     record = store.read_record(checkpoint)
     config = recorded_config(checkpoint, record)
-    target = target_of(config.model, record["vocab_size"])
+    vocab_size, dtype = record["vocab_size"], _DTYPES[asked.dtype]
+    target = target_of(config.model, vocab_size)
     with new_folder(asked.out, "--out") as folder:
         tokenizer, eod_id = _write_tokenizer(config, record, asked.manifest, folder)
-        weights, dtype = StoredWeights(checkpoint), _DTYPES[asked.dtype]
-        write_model(weights, target, heads_of(config.model), dtype, eod_id, folder)
-        difference, largest = _compare(config, checkpoint, record["vocab_size"], target, asked.dtype, folder)
-    how = ", trust_remote_code=True" if target.needs_code or tokenizer == "own" else ""
-    print(
-        f"{asked.out}: {target.architecture}, {asked.dtype}, step {record['state']['step']} of {checkpoint}\n"
-        f"logits differ by {difference:.1e} at most from ours, which reach {largest:.1f}\n"
-        + "".join(f"{reason}, so the modelling files are shipped\n" for reason in target.reasons[:1])
-        + ("the run's tokens came without a sentencepiece model, so no tokenizer is written\n" if not tokenizer else "")
-        + f'load it by AutoModelForCausalLM.from_pretrained("{asked.out}"{how})',
-        flush=True,
-    )
+        write_model(StoredWeights(checkpoint), target, heads_of(config.model), dtype, eod_id, folder)
+        ours, rows = _our_logits(config, checkpoint, vocab_size, dtype, device)
+        theirs = their_logits(model_class(target), folder, rows, device)
+        difference, largest = require_equal(ours, theirs, f"the exported {target.architecture}", str(checkpoint))
+    code = ", trust_remote_code=True"
+    lines = [
+        f"{asked.out}: {target.architecture}, {asked.dtype}, step {record['state']['step']} of {checkpoint}",
+        f"logits differ by {difference:.1e} at most from ours, which reach {largest:.1f}",
+        *(f"{reason}: our modelling files are shipped" for reason in target.reasons[:1]),
+        f'model: AutoModelForCausalLM.from_pretrained("{asked.out}"{code if target.needs_code else ""})',
+    ]
+    if tokenizer is None:
+        return [*lines, "tokenizer: none; the run's tokens came without a sentencepiece model"]
+    return [*lines, f'tokenizer: AutoTokenizer.from_pretrained("{asked.out}"{code if tokenizer == "own" else ""})']
 
 
 def _write_tokenizer(
@@ -125,23 +140,16 @@ def write_model(
     write_files(folder, shapes, tensors(), dtype)
 
 
-def _compare(
-    config: Config, checkpoint: Path, vocab_size: int, target: Target, dtype: str, folder: Path
-) -> tuple[float, float]:
-    """Largest difference of the logits, and the largest logit; UserError when they differ by more than rounding."""
+def _our_logits(
+    config: Config, checkpoint: Path, vocab_size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Logits in fp32 of the weights as they are in ``dtype``, and the tokens they are of."""
     rows = random_rows(vocab_size, config.model.sequence_length)
     in_fp32 = config.model_copy(update={"train": config.train.model_copy(update={"precision": "fp32"})})
-    place = parallel.start(read_launch({}), ParallelSettings(), seed=0)
-    try:
-        module = load_model(in_fp32, checkpoint, vocab_size, place.device)
-        _round(module, _DTYPES[dtype])
-        ours = our_logits(module, rows, vocab_size)
-        del module
-        gc.collect()  # two models need not be in memory at once
-        theirs = their_logits(model_class(target), folder, rows, place.device)
-    finally:
-        parallel.stop()
-    return require_equal(ours, theirs, f"the exported {target.architecture}", str(checkpoint))
+    # Forgotten on return: two models need not be in memory at once.
+    module = load_model(in_fp32, checkpoint, vocab_size, device)
+    _round(module, dtype)
+    return our_logits(module, rows, vocab_size), rows
 
 
 @torch.no_grad()
