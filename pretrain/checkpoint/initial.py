@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from megatron_ext import ModelSettings, with_defaults
 from megatron_ext.initialize import cut_for_this_rank, global_names
 from pretrain.checkpoint import store
-from pretrain.checkpoint.weights import MASTERS, StoredWeights
+from pretrain.checkpoint.weights import MASTERS, StoredWeights, without_peers
 from pretrain.config import Config
 from pretrain.deepspeed_compat import create_adam_state, finish_load, owned_fragment, owned_range
 from pretrain.engine import Engine
@@ -76,7 +76,8 @@ def write_initial(weights: Weights, model: ModelSettings, vocab_size: int, origi
     announced = {MASTERS + name: torch.empty(tuple(shape), device="meta") for name, shape in weights.shapes.items()}
     writer = _PlainWriter(folder, single_file_per_rank=True)
     try:
-        save(announced, storage_writer=writer, planner=_OneByOne(weights), no_dist=True)
+        with without_peers():
+            save(announced, storage_writer=writer, planner=_OneByOne(weights), no_dist=True)
     except CheckpointException as error:
         (cause, _), *_ = error.failures.values()
         raise cause from None  # what reading or writing a tensor raised

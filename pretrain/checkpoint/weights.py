@@ -5,7 +5,9 @@ table may name nothing but the few plain classes that describe tensors, and the 
 """
 
 import pickle
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -74,6 +76,14 @@ def count_parameters(checkpoint: Path) -> int:
     return sum(shape.numel() for shape in _masters(checkpoint).values())
 
 
+@contextmanager
+def without_peers() -> Iterator[None]:
+    """Torch warns of ``no_dist=True``, which is meant: one process reads or writes alone."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
+
+
 class StoredWeights:
     """The fp32 masters of a checkpoint of any layout, read one tensor at a time by any process, alone.
 
@@ -95,7 +105,8 @@ class StoredWeights:
         """
         wanted = {MASTERS + name: torch.empty(self.shapes[name], dtype=torch.float32)}
         try:
-            load(wanted, storage_reader=self._reader, no_dist=True)
+            with without_peers():
+                load(wanted, storage_reader=self._reader, no_dist=True)
         except CheckpointException as error:
             # Torch's own words advise to read the file in the way that runs what it holds.
             reasons = ", ".join(type(reason).__name__ for reason, _ in error.failures.values())

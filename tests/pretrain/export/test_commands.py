@@ -72,6 +72,3 @@ def test_a_run_on_the_sphere_goes_out_with_its_code(manifest: Path, tmp_path: Pa
         "residual_sphere_pretrain.py",
         "modeling_sphere_pretrain.py",
     }
-    again = pretrain("export", run, "--out", tmp_path / "out")
-    assert (again.returncode, again.stdout) == (2, "")
-    assert again.stderr == f"error: --out {tmp_path / 'out'} exists already; remove it or name another folder\n"

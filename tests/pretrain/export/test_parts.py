@@ -12,6 +12,8 @@ from torch import Tensor
 from transformers import AutoTokenizer, dynamic_module_utils
 
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.errors import UserError
+from pretrain.export.folder import new_folder
 from pretrain.export.names import GPT2_NAMES, Heads, llama_names
 from pretrain.export.safetensors_files import write_files
 from pretrain.export.tokenizer import differing, sample_texts, write_tokenizer
@@ -69,26 +71,51 @@ def test_a_tensor_that_was_not_announced_is_an_error(tmp_path: Path) -> None:
         write_files(tmp_path, {"a": (2,)}, [("b", torch.zeros(2))], torch.float32)
 
 
+def fill(out: Path, argument: str = "--out", fails: bool = False) -> None:
+    with new_folder(out, argument) as folder:
+        (folder / "file").touch()
+        if fails:
+            raise RuntimeError
+
+
+def test_a_folder_is_whole_or_not_there(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    with pytest.raises(RuntimeError):
+        fill(out, fails=True)
+    assert list(out.parent.iterdir()) == []
+    fill(out)
+    assert [path.name for path in out.parent.rglob("*")] == ["out", "file"]
+    with pytest.raises(UserError, match=r"--out .*out exists already; remove it or name another folder"):
+        fill(out)
+    with pytest.raises(UserError, match=r"--to .*file/out cannot be written: File exists"):
+        fill(out / "file" / "out", "--to")
+
+
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Tokenizer]:
     file = tmp_path_factory.mktemp("tokenizer") / "tokenizer.model"
-    train([REPOSITORY / "README.md"], 400, file, request.param, 10**6, 1, special=["<|user|>"])
-    return Tokenizer(file)
+    text = file.with_name("text.txt")
+    text.write_text((REPOSITORY / "README.md").read_text())
+    train([text], 400, file, request.param, 10**6, 1, special=["<|user|>"])
+    return request.param, Tokenizer(file)
 
 
-def test_ids_are_those_of_sentencepiece(tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_are_those_of_sentencepiece(
+    trained: tuple[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model_type, tokenizer = trained
     monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.syspath_prepend(str(tmp_path / "modules"))
     folder = tmp_path / "out"
     folder.mkdir()
     kind = write_tokenizer(tokenizer.file, tokenizer.eod_id, folder)
-    is_bpe = "▁the" in {tokenizer.processor.id_to_piece(i) for i in range(tokenizer.vocab_size)} and kind == "stock"
+    assert kind == ("stock" if model_type == "bpe" else "own")
     theirs = AutoTokenizer.from_pretrained(folder, trust_remote_code=kind == "own")
     words = (REPOSITORY / "README.md").read_text().split(" ")
     draw = random.Random(7)
     texts = [" ".join(draw.sample(words, 20)) for _ in range(50)] + sample_texts(tokenizer)
     assert differing(tokenizer, theirs, texts) == []
-    assert (folder / "tokenizer.json").exists() == is_bpe
+    assert (folder / "tokenizer.json").exists() == (kind == "stock")
     assert theirs.eos_token_id == tokenizer.eod_id
     assert tokenizer.eod_id not in theirs(f"a{EOD_PIECE} {EOD_PIECE}").input_ids
     assert theirs.decode([tokenizer.eod_id, *theirs("a\nb").input_ids], skip_special_tokens=True) == "a\nb"
