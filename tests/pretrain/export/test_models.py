@@ -13,6 +13,7 @@ from megatron_ext import SCHEMES, ModelSettings, ResidualSettings
 from pretrain.errors import UserError
 from pretrain.export.hf import model_class
 from pretrain.export.logits import our_logits, their_logits
+from pretrain.export.shipped.modeling_sphere_pretrain import visible
 from pretrain.export.targets import Target, not_gpt2, not_llama, target_of
 from tests.megatron_ext import small
 from tests.pretrain.export.exported import loaded, write
@@ -180,6 +181,18 @@ def _padded(theirs: Any, prompt: torch.Tensor, how: dict[str, Any]) -> Any:
     padding = torch.full((2, 4), small.EOD)
     mask = torch.cat([torch.zeros_like(padding), torch.ones_like(prompt)], dim=1)
     return theirs.generate(torch.cat([padding, prompt], dim=1), attention_mask=mask, **how)
+
+
+def test_every_token_sees_something() -> None:
+    """Not all attention kernels give numbers for a row that sees nothing."""
+    mask = visible(torch.tensor([[0, 0, 1, 1, 1]]), 2, 3, torch.device("cpu"))
+    assert mask is not None
+    assert mask[0, 0].tolist() == [
+        [False, False, *row] for row in ([True, False, False], [True, True, False], [True] * 3)
+    ]
+    mask = visible(torch.tensor([[0, 1]]), 0, 2, torch.device("cpu"))
+    assert mask is not None
+    assert mask[0, 0].tolist() == [[True, False], [False, True]]
 
 
 @torch.no_grad()
