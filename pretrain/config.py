@@ -116,6 +116,10 @@ class TrainSettings(Section):
 
     ``micro_batch`` and ``global_batch`` count samples; ``seed`` decides the initial weights and the order of samples;
     ``precision`` bf16 keeps fp32 master weights and accumulates gradients in fp32.
+
+    ``init_from`` names weights to start from, in any layout, with a fresh optimizer: a checkpoint of another run, a
+    run's folder (its newest one), or what ``python -m pretrain import`` made of a Hugging Face model. The model must be
+    the same in all that decides what it computes. A run that goes on from a checkpoint of its own does not look there.
     """
 
     steps: int = Field(gt=0)
@@ -123,6 +127,7 @@ class TrainSettings(Section):
     global_batch: int = Field(gt=0)
     seed: int = Field(default=1234, ge=0, lt=2**63)
     precision: Literal["bf16", "fp32"] = "bf16"
+    init_from: Path | None = None
 
 
 class OptimizerSettings(Section):

@@ -79,6 +79,14 @@ def train_from(config: Config, start: Start, place: Place) -> None:
     board.close()
 
 
+def _beginning(config: Config, start: Start) -> str:
+    if start.checkpoint:
+        return f"resumed from {start.checkpoint}"
+    return f"{config.train.steps} steps from " + (
+        f"the weights of {start.initial.folder}" if start.initial else "scratch"
+    )
+
+
 def _announce(config: Config, start: Start, engine: Engine, board: Board) -> None:
     """Say once what starts: parameters, layout, place of the run."""
     place, parallelism = engine.place, config.parallel
@@ -91,8 +99,7 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board) -> Non
         f"{config.model.residual.scheme}: {parameters / 1e6:.1f} M parameters, {config.train.precision}, "
         f"tp {parallelism.tp} x pp {parallelism.pp} x dp {place.dp_size}, ZeRO-{config.zero.stage}, "
         f"{'sequence parallel, ' if parallelism.sp else ''}on {place.device.type}\n"
-        f"run folder {config.run.dir}, "
-        + (f"resumed from {start.checkpoint}" if start.checkpoint else f"{config.train.steps} steps from scratch"),
+        f"run folder {config.run.dir}, " + _beginning(config, start),
         flush=True,
     )
     residual = config.model.residual

@@ -10,20 +10,22 @@ import torch.distributed as dist
 from pretrain.agreement import require_agreement
 from pretrain.checkpoint import store
 from pretrain.checkpoint.files import DamageError
+from pretrain.checkpoint.initial import InitialWeights, check_initial, find_initial, load_initial
 from pretrain.checkpoint.loading import load
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.errors import SharedError, UserError
-from pretrain.resume import check_resume
+from pretrain.resume import check_resume, vocabulary
 from pretrain.run_data import RunData, open_data
 from pretrain.state import TrainState
 
 
 @dataclass(frozen=True)
 class Start:
-    """What was found before anything was started: the data, and where the run goes on.
+    """What was found before anything was started: the data, and where the run goes on or begins.
 
     Attributes:
+        initial: weights to begin with, where there is no checkpoint.
         faults: newer checkpoints that are passed over because they are damaged, and how.
     """
 
@@ -32,6 +34,7 @@ class Start:
     checkpoint: Path | None
     record: dict[str, Any]
     faults: Mapping[Path, str]
+    initial: InitialWeights | None = None
 
 
 def find_start(config: Config, world_size: int, faults: Mapping[Path, str] | None = None) -> Start:
@@ -49,8 +52,12 @@ def find_start(config: Config, world_size: int, faults: Mapping[Path, str] | Non
     if checkpoint is not None:
         check_resume(config, data.facts, checkpoint, record)
         state = TrainState.from_dict(record["state"])
+    initial = None
+    if checkpoint is None and config.train.init_from:
+        initial = find_initial(config.train.init_from)
+        check_initial(config, vocabulary(config, data.facts), initial)
     data.go_on(config, state, checkpoint, record, world_size // (config.parallel.tp * config.parallel.pp))
-    return Start(data, state, checkpoint, record, faults)
+    return Start(data, state, checkpoint, record, faults, initial)
 
 
 def _newest_sound(config: Config, known: Mapping[Path, str]) -> tuple[Path | None, dict[str, Any], dict[Path, str]]:
@@ -75,7 +82,7 @@ def _newest_sound(config: Config, known: Mapping[Path, str]) -> tuple[Path | Non
 
 
 def load_start(config: Config, start: Start, engine: Engine, vocab_size: int, group: dist.ProcessGroup) -> Start:
-    """Load the checkpoint of ``start``, or by setting the newest sound one before; collective.
+    """Load the checkpoint of ``start``, or by setting the newest sound one before, or its initial weights; collective.
 
     Damaged ones that were passed over get another name once a sound one is loaded.
 
@@ -94,6 +101,8 @@ def load_start(config: Config, start: Start, engine: Engine, vocab_size: int, gr
         except UserError as error:
             raise SharedError(str(error)) from None
         require_agreement(config, start.data.facts, start.state, locked=True)
+    if start.initial is not None:
+        load_initial(engine, start.initial)
     if engine.place.global_rank == 0:
         for checkpoint, fault in start.faults.items():
             print(f"warning: {fault}; kept as {store.set_aside(checkpoint).name}", flush=True)

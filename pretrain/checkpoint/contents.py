@@ -3,15 +3,18 @@
 The files are those of Megatron-core's dist_checkpointing (``torch_dist``), which any of its users can read: tensors
 as torch.save writes them, one after another in a file of each rank, and ``.metadata``, a pickle. A pickle may call any
 function. Here that table may name nothing but the few plain classes that describe tensors, and the tensors are read as
-tensors only. Everything that reads a checkpoint's tensors does so by :func:`read_tensors`.
+tensors only. Everything that reads a checkpoint's tensors does so by the two ``read_tensors`` functions.
 """
 
 import io
 import json
 import pickle
+import warnings
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -73,13 +76,18 @@ class _PlainUnpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-class _PlainReader(FileSystemReader):
-    """Torch's reader, which loads tensors with ``weights_only``, with a harmless look at the table of contents."""
+class PlainReader(FileSystemReader):
+    """Torch's reader, which loads tensors with ``weights_only``, with one harmless look at the table of contents."""
 
-    def read_metadata(self, *arguments: Any, **named: Any) -> Metadata:
+    @cached_property
+    def _contents(self) -> Metadata:
         metadata = read_contents(Path(self.path))
         metadata.storage_meta = StorageMeta(load_id=self.load_id)
         return metadata
+
+    def read_metadata(self, *arguments: Any, **named: Any) -> Metadata:
+        """Torch's hook."""
+        return self._contents
 
 
 def write_contents(folder: Path, parts: Sequence[Part]) -> dict[str, FileFacts]:
@@ -149,8 +157,21 @@ def read_tensors(state: dict[str, Any], checkpoint: Path, group: dist.ProcessGro
     Raises:
         DamageError: on all ranks, when a tensor cannot be read on any.
     """
+    with _damage_named(checkpoint):
+        load(state, storage_reader=PlainReader(checkpoint), process_group=group)
+
+
+def read_tensors_alone(state: dict[str, Any], reader: PlainReader) -> None:
+    """As :func:`read_tensors`, for one process whether or not there are others."""
+    with _damage_named(Path(reader.path)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)  # it is meant
+        load(state, storage_reader=reader, no_dist=True)
+
+
+@contextmanager
+def _damage_named(checkpoint: Path) -> Iterator[None]:
     try:
-        load(state, storage_reader=_PlainReader(checkpoint), process_group=group)
+        yield
     except CheckpointException as error:
         # Torch's own words advise to read the file in the way that runs what it holds.
         reasons = ", ".join(sorted({type(reason).__name__ for reason, _ in error.failures.values()}))

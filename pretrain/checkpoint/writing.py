@@ -2,7 +2,7 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -52,7 +52,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class _Written:
+class Written:
     """What one rank wrote: its parts, and its file's name and facts."""
 
     parts: list[Part]
@@ -73,7 +73,8 @@ def write(job: Job, group: dist.ProcessGroup | None = None) -> str | None:
     partial = opened[0]
     if not isinstance(partial, Path):
         return job.failed(str(partial))
-    mine = _told(lambda: write_pieces(partial / f"__{dist.get_rank()}_0.distcp", job.pieces))
+    file = partial / f"__{dist.get_rank()}_0.distcp"
+    mine = _told(lambda: write_pieces(file, job.pieces)) if job.pieces else Written([], {})
     found: list[Any] = [None] * dist.get_world_size()
     dist.gather_object(mine, found if leads else None, dst=0, group=group)
     verdict = [_finish(job, partial, found) if leads else None]
@@ -81,10 +82,8 @@ def write(job: Job, group: dist.ProcessGroup | None = None) -> str | None:
     return None if verdict[0] is None else job.failed(verdict[0])
 
 
-def write_pieces(path: Path, pieces: Sequence[Piece]) -> _Written:
+def write_pieces(path: Path, pieces: Iterable[Piece]) -> Written:
     """Write one rank's file; takes memory for one piece where they are on another device, and none otherwise."""
-    if not pieces:
-        return _Written([], {})
     parts = []
     with new_file(path) as file, _without_inner_checksums():
         for piece in pieces:
@@ -92,7 +91,7 @@ def write_pieces(path: Path, pieces: Sequence[Piece]) -> _Written:
             torch.save(_alone(piece.tensor), cast(IO[bytes], file))
             place = (path.name, start, file.facts.bytes - start)
             parts.append(Part(piece.key, piece.global_shape, piece.offset, tuple(piece.tensor.shape), *place))
-    return _Written(parts, {path.name: file.facts})
+    return Written(parts, {path.name: file.facts})
 
 
 def _open(job: Job, size: int) -> Path:

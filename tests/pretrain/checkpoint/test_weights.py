@@ -61,7 +61,7 @@ def test_the_loss_needs_the_checkpoint(saved: Path) -> None:
 
 def test_another_model_is_refused(saved: Path) -> None:
     module = load(saved, "peri_ln")
-    with pytest.raises(UserError, match=r"does not fit its own record: .* is None instead of"):
+    with pytest.raises(UserError, match=r"does not fit its own record: .* is missing instead of"):
         load_weights(module, checkpoint_of(saved, "ngpt_lerp"), tiny.VOCAB)
 
 
