@@ -7,7 +7,7 @@ is no damage: a source that is away comes back, and its samples are sound.
 """
 
 import os
-import zlib
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng.zlib_ng import crc32
 
 from pretrain.data.manifest import Manifest, Shard
 from pretrain.data.shard_index import check_header, entries, load_index
@@ -76,6 +77,7 @@ class ShardReader:
         self._row_tokens = manifest.sequence_length + 1
         self._shards = manifest.split(split).shards
         self._stored_ends = np.cumsum([shard.samples for shard in self._shards], dtype=np.int64)
+        self._samples = int(self._stored_ends[-1]) * self._parts
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._max_open = max_open or MAX_OPEN_SHARDS
         self._report = report
@@ -84,7 +86,7 @@ class ShardReader:
 
     def __len__(self) -> int:
         """Samples of the split at this sequence length."""
-        return int(self._stored_ends[-1]) * self._parts
+        return self._samples
 
     @property
     def shard_sizes(self) -> list[int]:
@@ -125,8 +127,8 @@ class ShardReader:
         view = content.reshape(-1).view(np.uint8).data
         size = self._row_tokens * content.itemsize
         for slot, (number, row) in enumerate(zip(numbers.tolist(), own.tolist(), strict=True)):
-            row += self._shards[number].samples
-            sound[slot] = self._read_stored(number, row, view[slot * size : (slot + 1) * size])
+            target = view[slot * size : (slot + 1) * size]
+            sound[slot] = self._read_stored(number, row + self._shards[number].samples, target)
         if self._parts == 1:
             tokens = content.astype(np.int64)
         else:
@@ -198,11 +200,12 @@ class _OpenShard:
         if contradiction:
             raise _DamageError(f"shard {self._path}: {contradiction}")
         self._row_bytes = index.header.row_bytes
-        self._crc32 = index.crc32
         rows = index.rows.astype(np.int64)
-        self._row_ends = np.cumsum(rows)
+        row_ends = np.cumsum(rows)
         # Per member the byte where row 0 would lie if the member held it.
-        self._row_offsets = index.offsets.astype(np.int64) - (self._row_ends - rows) * self._row_bytes
+        row_offsets = index.offsets.astype(np.int64) - (row_ends - rows) * self._row_bytes
+        # Single numbers are looked up, which an array does many times slower than a memoryview.
+        self._crc32, self._row_ends, self._row_offsets = index.crc32.data, row_ends.data, row_offsets.data
 
     def __del__(self) -> None:
         descriptor = getattr(self, "_descriptor", None)
@@ -218,10 +221,10 @@ class _OpenShard:
             return f"sample {row} of shard {self._path} at byte {place} cannot be read: {error.strerror}"
         if count != len(target):
             return f"sample {row} of shard {self._path} at byte {place} has {count} bytes instead of {len(target)}"
-        crc32, expected = zlib.crc32(target), int(self._crc32[row])
-        if crc32 != expected:
+        found, expected = crc32(target), self._crc32[row]
+        if found != expected:
             return (
-                f"sample {row} of shard {self._path} at byte {place} has crc32 {crc32:08x}, its index says "
+                f"sample {row} of shard {self._path} at byte {place} has crc32 {found:08x}, its index says "
                 f"{expected:08x}"
             )
         return None
@@ -231,8 +234,8 @@ class _OpenShard:
         os.posix_fadvise(self._descriptor, self._place(row), self._row_bytes, os.POSIX_FADV_DONTNEED)
 
     def _place(self, row: int) -> int:
-        member = int(np.searchsorted(self._row_ends, row, side="right"))
-        return int(self._row_offsets[member]) + row * self._row_bytes
+        place: int = self._row_offsets[bisect_right(self._row_ends, row)] + row * self._row_bytes
+        return place
 
 
 def _open(path: Path) -> int:

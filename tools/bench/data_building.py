@@ -1,0 +1,70 @@
+"""Building shards from text in one and in several processes."""
+
+import argparse
+import dataclasses
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.bench import pairs
+from tools.bench.data_parts import Section
+from tools.bench.data_tokenizing import prepare
+from tools.bench.report import table
+from tools.shard_writer import ShardLayout
+from tools.sharding.build import Building, build
+
+ROUNDS = 3
+COPIES = 6  # of the text: starting processes takes a second or two, which a real build does not notice
+
+
+def measure(arguments: argparse.Namespace, folder: Path) -> Section:
+    """Build the same data set by turns with each number of processes."""
+    once, model = prepare(folder, arguments.text_bytes)
+    documents = folder / "copies.jsonl"
+    documents.write_bytes(once.read_bytes() * COPIES)
+    first = f"{arguments.processes[0]} processes"
+    turns = {f"{number} processes": builder(documents, model, folder, number) for number in arguments.processes}
+    timings = pairs.interleave(turns, arguments.rounds or ROUNDS, cpu_clock=cpu_of_all_processes)
+    size = documents.stat().st_size
+    cells = []
+    for name, column in timings.items():
+        speed, work = (
+            pairs.spread([size / seconds(timing) / 1e6 for timing in column]) for seconds in (pairs.wall, pairs.cpu)
+        )
+        ratio = pairs.ratio(timings, first, name)
+        cells.append(
+            [
+                *(name, f"{speed.median:.2f}", f"{speed.minimum:.2f}-{speed.maximum:.2f}", f"{ratio.median:.2f}"),
+                *(f"{ratio.minimum:.2f}-{ratio.maximum:.2f}", f"{work.median:.2f}"),
+                f"{pairs.cores_given(column):.2f}",
+            ]
+        )
+    head = ["", "MB/s", "min-max", f"/ {first}", "min-max", "MB/CPU-s", "cpu/wall"]
+    text = (
+        f"{size / 1e6:.1f} MB of JSON lines, start of the processes included, on {len(os.sched_getaffinity(0))} cores\n"
+        f"rounds: {len(timings[first])}; where cpu/wall is below the processes, the machine had no more cores to "
+        f"give\n\n{table(head, cells)}"
+    )
+    rounds = {name: [dataclasses.asdict(timing) for timing in column] for name, column in timings.items()}
+    return Section(text, {"bytes": size, "rounds": rounds})
+
+
+def builder(documents: Path, model: Path, folder: Path, processes: int) -> Callable[[], object]:
+    """Builds the whole data set anew each time."""
+    layout = ShardLayout(name="bench", sequence_length=1024, samples_per_member=128, members_per_shard=256)
+    return lambda: build(
+        Building(
+            inputs=[documents],
+            tokenizer=model,
+            out=folder / f"shards-{processes}",
+            layout=layout,
+            workers=processes,
+            force=True,
+        )
+    )
+
+
+def cpu_of_all_processes() -> float:
+    """Seconds that this process and those that it started, which have ended, computed."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system
