@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tools.shard_writer import ShardLayout
 from tools.sharding.build import Building, build
 
 ROUNDS = 3
+VALIDATION_FRACTION = 0.25  # so that little text has some of it too
 COPIES = 6  # of the text: starting processes takes a second or two, which a real build does not notice
 
 
@@ -24,7 +26,10 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Section:
     documents.write_bytes(once.read_bytes() * COPIES)
     first = f"{arguments.processes[0]} processes"
     turns = {f"{number} processes": builder(documents, model, folder, number) for number in arguments.processes}
-    timings = pairs.interleave(turns, arguments.rounds or ROUNDS, cpu_clock=cpu_of_all_processes)
+    clocks = dict.fromkeys(turns, cpu_of_all_processes)
+    alone: dict[str, list[float]] = {name: [] for name in turns}
+    watched = {name: _watched(turn, alone[name]) for name, turn in turns.items()}
+    timings = pairs.interleave(watched, arguments.rounds or ROUNDS, clocks=clocks)
     size = documents.stat().st_size
     cells = []
     for name, column in timings.items():
@@ -36,17 +41,29 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Section:
             [
                 *(name, f"{speed.median:.2f}", f"{speed.minimum:.2f}-{speed.maximum:.2f}", f"{ratio.median:.2f}"),
                 *(f"{ratio.minimum:.2f}-{ratio.maximum:.2f}", f"{work.median:.2f}"),
-                f"{pairs.cores_given(column):.2f}",
+                *(f"{pairs.cores_given(column):.2f}", f"{size / pairs.spread(alone[name]).median / 1e6:.2f}"),
             ]
         )
-    head = ["", "MB/s", "min-max", f"/ {first}", "min-max", "MB/CPU-s", "cpu/wall"]
+    head = ["", "MB/s", "min-max", f"/ {first}", "min-max", "MB/CPU-s", "cpu/wall", "MB/CPU-s of the first"]
     text = (
         f"{size / 1e6:.1f} MB of JSON lines, start of the processes included, on {len(os.sched_getaffinity(0))} cores\n"
-        f"rounds: {len(timings[first])}; where cpu/wall is below the processes, the machine had no more cores to "
-        f"give\n\n{table(head, cells)}"
+        f"rounds: {len(timings[first])}; where cpu/wall is below the processes, the machine had no more cores "
+        f"to give; the first process cuts, packs and writes: its own rate is the bound for any number of others\n\n"
+        f"{table(head, cells)}"
     )
     rounds = {name: [dataclasses.asdict(timing) for timing in column] for name, column in timings.items()}
-    return Section(text, {"bytes": size, "rounds": rounds})
+    return Section(text, {"bytes": size, "rounds": rounds, "cpu_of_the_first": alone})
+
+
+def _watched(turn: Callable[[], object], alone: list[float]) -> Callable[[], None]:
+    """The same turn, with the CPU seconds of this process without its children added to a list."""
+
+    def watched() -> None:
+        before = time.process_time()
+        turn()
+        alone.append(time.process_time() - before)
+
+    return watched
 
 
 def builder(documents: Path, model: Path, folder: Path, processes: int) -> Callable[[], object]:
@@ -58,6 +75,7 @@ def builder(documents: Path, model: Path, folder: Path, processes: int) -> Calla
             tokenizer=model,
             out=folder / f"shards-{processes}",
             layout=layout,
+            validation_fraction=VALIDATION_FRACTION,
             workers=processes,
             force=True,
         )

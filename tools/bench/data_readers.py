@@ -1,6 +1,7 @@
 """The contenders of shuffled reading: each gives the same batches of int64 from its own format, in its own order."""
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,8 @@ from pretrain.data.reader import ShardReader
 from tools.bench.data_formats import Rows
 
 Batch = npt.NDArray[np.int64]
-Batches = Iterator[Batch]
+Batches = Generator[Batch, None, None]
+Sequences = Generator[npt.NDArray[np.uint16], None, None]
 
 SHUFFLE_BUFFER = 1000
 """Samples that webdataset shuffles within."""
@@ -26,10 +28,12 @@ class Contender:
     Attributes:
         form: its format, of :data:`tools.bench.data_formats.WRITERS`.
         batches: endless batches of int64 ``[batch, sequence_length + 1]``, over and over through all rows.
+        threaded: part of its work is done in threads of its own.
     """
 
     form: str
     batches: Callable[[Path, Rows, int], Batches]
+    threaded: bool = False
 
 
 def ours(folder: Path, rows: Rows, batch: int) -> Batches:
@@ -52,7 +56,7 @@ def megatron(folder: Path, rows: Rows, batch: int) -> Batches:
     dataset = IndexedDataset(str(folder / "tokens"))
     places = permutation(rows.count, str(rows.seed)).tolist()
 
-    def sequences() -> Iterator[npt.NDArray[np.uint16]]:
+    def sequences() -> Sequences:
         while True:
             for place in places:
                 yield dataset[place]
@@ -76,10 +80,13 @@ def mosaic(folder: Path, rows: Rows, batch: int) -> Batches:
 
     dataset = StreamingDataset(local=str(folder), shuffle=True, shuffle_seed=rows.seed, batch_size=batch)
 
-    def sequences() -> Iterator[npt.NDArray[np.uint16]]:
-        while True:
-            for sample in dataset:
-                yield sample["tokens"]
+    def sequences() -> Sequences:
+        try:
+            while True:
+                for sample in dataset:
+                    yield sample["tokens"]
+        finally:
+            dataset._iterator.exit()  # else its threads look for files that are gone
 
     return in_batches(sequences(), rows, batch)
 
@@ -91,7 +98,7 @@ def mosaic_local(folder: Path, rows: Rows, batch: int) -> Batches:
     dataset = LocalDataset(str(folder))
     places = permutation(rows.count, str(rows.seed)).tolist()
 
-    def sequences() -> Iterator[npt.NDArray[np.uint16]]:
+    def sequences() -> Sequences:
         while True:
             for place in places:
                 yield dataset[place]["tokens"]
@@ -99,19 +106,20 @@ def mosaic_local(folder: Path, rows: Rows, batch: int) -> Batches:
     return in_batches(sequences(), rows, batch)
 
 
-def in_batches(sequences: Iterator[npt.NDArray[np.uint16]], rows: Rows, batch: int) -> Batches:
+def in_batches(sequences: Sequences, rows: Rows, batch: int) -> Batches:
     """Gather rows in the stored type and widen a batch at a time, as our reader does."""
     content = np.empty((batch, rows.sequence_length + 1), dtype=np.uint16)
-    while True:
-        for slot in range(batch):
-            content[slot] = next(sequences)
-        yield content.astype(np.int64)
+    with contextlib.closing(sequences):
+        while True:
+            for slot in range(batch):
+                content[slot] = next(sequences)
+            yield content.astype(np.int64)
 
 
 CONTENDERS: dict[str, Contender] = {
     "ours": Contender("ours", ours),
     "Megatron IndexedDataset": Contender("megatron", megatron),
     "webdataset": Contender("webdataset", webdataset),
-    "MosaicML StreamingDataset": Contender("mosaic", mosaic),
+    "MosaicML StreamingDataset": Contender("mosaic", mosaic, threaded=True),
     "MosaicML LocalDataset": Contender("mosaic", mosaic_local),
 }

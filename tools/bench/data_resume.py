@@ -2,6 +2,7 @@
 
 import argparse
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Section:
     simulate(folder, simulation)
     manifest = load_manifest(folder)
     consumed = manifest.split("train").samples * 9 // 10
-    turns = {
+    turns: dict[str, Callable[[], object]] = {
         LOADING: lambda: load_manifest(folder),
         FIRST_BATCH: lambda: first_batch(manifest, consumed, arguments.batch),
     }
@@ -37,7 +38,8 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Section:
     timings = pairs.interleave(turns, arguments.rounds or ROUNDS)
     cells = []
     for name, column in timings.items():
-        wall, cpu = (pairs.spread([1e3 * seconds(timing) for timing in column]) for seconds in (pairs.wall, pairs.cpu))
+        wall = pairs.spread([1e3 * timing.wall for timing in column])
+        cpu = pairs.spread([1e3 * timing.cpu for timing in column])
         given = pairs.cores_given(column)
         cells.append([name, f"{wall.median:.1f}", f"{wall.minimum:.1f}-{wall.maximum:.1f}", f"{cpu.median:.1f}"])
         cells[-1].append(f"{given:.2f}")

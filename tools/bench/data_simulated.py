@@ -59,8 +59,9 @@ def simulate(folder: Path, simulation: Simulation) -> None:
     (shard,) = split["shards"]
     index = index_path(first).read_bytes()
     split["shards"] = [shard, *(_another(folder, number, shard, index) for number in range(1, simulation.shards))]
-    split["samples"] *= simulation.shards
-    split["tokens"] *= simulation.shards
+    for counted in ("documents", "tokens", "samples"):
+        split[counted] *= simulation.shards
+    manifest["token_counts"] = [simulation.shards * count for count in manifest["token_counts"]]
     (folder / MANIFEST_NAME).write_text(json.dumps(manifest), encoding="ascii")
 
 

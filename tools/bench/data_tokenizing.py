@@ -5,6 +5,10 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from pretrain.data.tokenizer import Tokenizer
 from tools.bench import pairs
@@ -13,8 +17,10 @@ from tools.bench.report import table
 from tools.corpus import DOCUMENTS_NAME, write_corpus
 from tools.documents import VALIDATION_FRACTION
 from tools.inputs import Reading, find_inputs
-from tools.sharding.encode import UNIT_BYTES, Encoder, Encoding, cut_units
+from tools.sharding.encode import UNIT_BYTES, Encoded, Encoder, Encoding, cut_units
 from tools.tokenizer import train
+
+Ids = npt.NDArray[np.int32]
 
 ROUNDS = 5
 VOCAB_SIZE = 8000
@@ -27,7 +33,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Section:
     """Encode the same documents by turns; the peer gets the texts, ours finds them in their file."""
     documents, model = prepare(folder, arguments.text_bytes)
     turns = contenders(documents, model)
-    tokens = sum(len(ids) for ids in turns[RAW]())  # type: ignore[attr-defined]
+    tokens = sum(map(len, turns[RAW]()))
     text_bytes = sum(len(text.encode("utf-8")) for text in texts_of(documents))
     timings = pairs.interleave(turns, arguments.rounds or ROUNDS)
     cells = []
@@ -64,7 +70,7 @@ def texts_of(documents: Path) -> list[str]:
     return [json.loads(line)["text"] for line in documents.read_text(encoding="utf-8").split("\n") if line]
 
 
-def contenders(documents: Path, model: Path) -> dict[str, Callable[[], list[object]]]:
+def contenders(documents: Path, model: Path) -> dict[str, Callable[[], list[Any]]]:
     """Ways to encode the documents, each in one thread."""
     encoder = Encoder(
         Encoding(tokenizer=model, eod_id=None, reading=Reading(), validation_fraction=VALIDATION_FRACTION, hashed=False)
@@ -73,15 +79,15 @@ def contenders(documents: Path, model: Path) -> dict[str, Callable[[], list[obje
     texts = texts_of(documents)
     files = find_inputs([documents])
 
-    def ours() -> list[object]:
+    def ours() -> list[Encoded]:
         return [encoder.encode(unit) for unit in cut_units(files, Reading(), (0, 0), UNIT_BYTES)]
 
-    def raw() -> list[object]:
-        encoded: list[object] = processor.encode(texts, return_type="numpy", num_threads=1)
+    def raw() -> list[Ids]:
+        encoded: list[Ids] = processor.encode(texts, return_type="numpy", num_threads=1)
         return encoded
 
-    def raw_lists() -> list[object]:
-        encoded: list[object] = processor.encode(texts, num_threads=1)
+    def raw_lists() -> list[list[int]]:
+        encoded: list[list[int]] = processor.encode(texts, num_threads=1)
         return encoded
 
     return {OURS: ours, RAW: raw, RAW_LISTS: raw_lists}

@@ -52,18 +52,19 @@ def interleave(
     contenders: Mapping[str, Turn],
     rounds: int,
     synchronize: Callable[[], object] = lambda: None,
-    cpu_clock: Callable[[], float] = time.process_time,
+    clocks: Mapping[str, Callable[[], float]] | None = None,
 ) -> Rounds:
     """Let every contender take one turn in each of ``rounds`` rounds, always in the same order.
 
     Args:
         contenders: warmed up already: the first turns of anything are slow.
         synchronize: waits for work that a turn left running on a device.
-        cpu_clock: seconds of computing; the default counts all threads of this process.
+        clocks: seconds of computing, by contender; all threads of this process are counted where none is given.
     """
     timings: Rounds = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, turn in contenders.items():
+            cpu_clock = (clocks or {}).get(name, time.process_time)
             synchronize()
             computed, clock = cpu_clock(), time.perf_counter()
             turn()
