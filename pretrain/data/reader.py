@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from zlib_ng.zlib_ng import crc32
+from zlib_ng import zlib_ng
 
 from pretrain.data.manifest import Manifest, Shard
 from pretrain.data.shard_index import check_header, entries, load_index
@@ -221,7 +221,7 @@ class _OpenShard:
             return f"sample {row} of shard {self._path} at byte {place} cannot be read: {error.strerror}"
         if count != len(target):
             return f"sample {row} of shard {self._path} at byte {place} has {count} bytes instead of {len(target)}"
-        found, expected = crc32(target), self._crc32[row]
+        found, expected = zlib_ng.crc32(target), self._crc32[row]
         if found != expected:
             return (
                 f"sample {row} of shard {self._path} at byte {place} has crc32 {found:08x}, its index says "
