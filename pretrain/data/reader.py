@@ -77,6 +77,7 @@ class ShardReader:
         self._row_tokens = manifest.sequence_length + 1
         self._shards = manifest.split(split).shards
         self._stored_ends = np.cumsum([shard.samples for shard in self._shards], dtype=np.int64)
+        self._stored_starts = self._stored_ends - [shard.samples for shard in self._shards]
         self._samples = int(self._stored_ends[-1]) * self._parts
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._max_open = max_open or MAX_OPEN_SHARDS
@@ -117,34 +118,34 @@ class ShardReader:
             IndexError: no such sample.
             UserError: a remote shard cannot be had.
         """
-        if len(sample_ids) and not (sample_ids.min() >= 0 and sample_ids.max() < len(self)):
-            raise IndexError(f"samples {sample_ids.min()} to {sample_ids.max()} of {len(self)}")
-        stored, parts = np.divmod(sample_ids, self._parts)
+        given = sample_ids.tolist()
+        if given and not 0 <= min(given) <= max(given) < self._samples:
+            raise IndexError(f"samples {min(given)} to {max(given)} of {self._samples}")
+        stored = sample_ids if self._parts == 1 else sample_ids // self._parts
         numbers = np.searchsorted(self._stored_ends, stored, side="right")
-        own = stored - self._stored_ends[numbers]  # negative: counted from the shard's end
+        own = stored - self._stored_starts[numbers]
         content: npt.NDArray[np.unsignedinteger] = np.empty((len(stored), self._row_tokens), dtype=self.manifest.dtype)
-        sound = np.empty(len(stored), dtype=np.bool_)
         view = content.reshape(-1).view(np.uint8).data
         size = self._row_tokens * content.itemsize
-        for slot, (number, row) in enumerate(zip(numbers.tolist(), own.tolist(), strict=True)):
-            target = view[slot * size : (slot + 1) * size]
-            sound[slot] = self._read_stored(number, row + self._shards[number].samples, target)
+        targets = (view[start : start + size] for start in range(0, len(view), size))
+        sound = list(map(self._read_stored, numbers.tolist(), own.tolist(), targets))
         if self._parts == 1:
             tokens = content.astype(np.int64)
         else:
-            columns = parts[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
+            columns = (sample_ids % self._parts)[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
             tokens = np.take_along_axis(content, columns, axis=1).astype(np.int64)
-        tokens[~sound] = self.manifest.eod_id
-        return Rows(tokens, sound)
+        if not all(sound):
+            tokens[~np.array(sound)] = self.manifest.eod_id
+        return Rows(tokens, np.array(sound, dtype=np.bool_))
 
     def _read_stored(self, number: int, row: int, target: memoryview) -> bool:
         """Fill ``target`` with a stored sample; whether it is what was written."""
+        if self._fault_of(number, row, target) is None:
+            return True
+        if shard := self._open.pop(number, None):
+            shard.forget(row)
+        self._renew(number)
         fault = self._fault_of(number, row, target)
-        if fault is not None:
-            if shard := self._open.pop(number, None):
-                shard.forget(row)
-            self._renew(number)
-            fault = self._fault_of(number, row, target)
         if fault is not None and fault not in self._reported:
             self._reported.add(fault)
             self._report(fault)
