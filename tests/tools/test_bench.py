@@ -64,6 +64,16 @@ def test_ratio_is_the_median_of_the_rounds_ratios() -> None:
     assert (ratio.minimum, ratio.median, ratio.maximum) == (0.9, 1.0, 4.0)
 
 
+def test_a_ratio_of_cpu_time_leaves_the_wall_out() -> None:
+    computed = iter(range(100))
+    turns: dict[str, pairs.Turn] = {"a": lambda: None, "b": lambda: next(computed), "c": lambda: next(computed)}
+    clocks = dict.fromkeys("ab", lambda: next(computed))
+    measured = pairs.interleave(turns, 1, clocks=clocks)
+    assert [timing.cpu for timing in (*measured["a"], *measured["b"])] == [1, 2]
+    assert measured["c"][0].cpu < 1, "the process's own clock"
+    assert pairs.ratio(measured, "b", "a", pairs.cpu).median == 2.0
+
+
 def test_spread() -> None:
     assert pairs.spread([5.0, 1.0, 4.0, 2.0, 3.0]) == pairs.Spread(1.0, 2.0, 3.0, 4.0, 5.0)
     assert pairs.spread([7.0]) == pairs.Spread(*[7.0] * 5)
@@ -94,6 +104,8 @@ def test_every_benchmark_tells_its_options() -> None:
         (["stop"], "invalid choice: 'stop' (choose from"),
         (["step", "--threads", "two"], "'two' is no positive integer"),
         (["step", "--rounds", "0"], "'0' is no positive integer"),
+        (["data", "--only", "speed"], "invalid choice: 'speed'"),
+        (["data", "--folder", "no/such/folder", "--only", "resume"], "error: --folder no/such/folder: No such file"),
         (["step", "--json", "no/such/folder/x.json"], "error: --json no/such/folder/x.json: name a file in a folder"),
     ],
 )
