@@ -1,6 +1,6 @@
 """Transformers with a residual stream on the sphere, as an extension of Megatron-core."""
 
-from megatron_ext.cpu import install_cpu_support, save_checkpoints_in_process
+from megatron_ext.cpu import install_cpu_support
 from megatron_ext.documents import Documents, find_documents
 from megatron_ext.geometry import Geometry, GeometryProbe
 from megatron_ext.model import build_model
@@ -35,7 +35,6 @@ __all__ = [
     "residual_block_spec",
     "residual_layer_spec",
     "retract",
-    "save_checkpoints_in_process",
     "scheme_of",
     "tangent",
     "with_defaults",

@@ -4,13 +4,10 @@ Written for megatron-core 0.16.1. Megatron-core names CUDA where it means "the d
 `torch.cuda.current_device()` or `device="cuda"`, synchronises, and keeps random states of the CUDA generator. In the
 modules listed in `PATCHED_MODULES` the global name `torch` is replaced by a stand-in that answers for the CPU; torch
 itself, and every other package, stays untouched. Where CUDA is available nothing is done.
-
-One replacement is for every device: :func:`save_checkpoints_in_process`.
 """
 
 import importlib
 import logging
-import queue
 from collections.abc import Callable
 from functools import wraps
 from types import ModuleType, SimpleNamespace
@@ -74,20 +71,6 @@ def install_cpu_support() -> None:
     for name in RANDOM_STATE_FUNCTIONS:
         setattr(random, name, replacements[name])
     logging.getLogger(random.__name__).addFilter(_is_not_about_one_generator)
-
-
-CHECKPOINT_WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async"
-CHECKPOINT_QUEUE = "_results_queue = ctx.Manager().Queue()"
-"""The module whose queue :func:`save_checkpoints_in_process` replaces, and the source that makes this necessary."""
-
-
-def save_checkpoints_in_process() -> None:
-    """Let synchronous saves collect their results in this process.
-
-    Megatron-core otherwise starts a manager process at the first save, which only asynchronous saves need. It costs
-    seconds, and it outlives a killed run, holding that run's output open.
-    """
-    importlib.import_module(CHECKPOINT_WRITER)._results_queue = queue.Queue()  # type: ignore[attr-defined]
 
 
 def _is_not_about_one_generator(record: logging.LogRecord) -> bool:

@@ -61,7 +61,7 @@ def initialize(model: Any, how: Initialization) -> None:
     for name, parameter in global_names(model).items():
         rows = how.vocab_size if name in _VOCABULARY_PARALLEL else None
         whole = _whole_tensor(name, parameter, _whole_shape(parameter, rows), how)
-        parameter.copy_(_cut(whole, parameter))
+        parameter.copy_(cut_for_this_rank(whole, parameter))
 
 
 def _whole_shape(parameter: nn.Parameter, rows: int | None) -> list[int]:
@@ -90,7 +90,7 @@ def _generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
 
 
-def _cut(whole: Tensor, parameter: nn.Parameter) -> Tensor:
+def cut_for_this_rank(whole: Tensor, parameter: nn.Parameter) -> Tensor:
     """This tensor-parallel rank's part of a whole tensor, padded with zeros where the vocabulary is."""
     if not getattr(parameter, "tensor_model_parallel", False):
         return whole

@@ -1,6 +1,7 @@
 """From the settings to this rank's part of the model."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from megatron_ext.settings import ModelSettings, ParallelSettings
 _ACTIVATIONS: dict[str, dict[str, Any]] = {
     "swiglu": {"activation_func": F.silu, "gated_linear_unit": True},
     "gelu": {"activation_func": F.gelu, "gated_linear_unit": False},
+    "gelu_tanh": {"activation_func": partial(F.gelu, approximate="tanh"), "gated_linear_unit": False},
 }
 _POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 _SHARED_BY_HEADS = (".q_layernorm.", ".k_layernorm.")

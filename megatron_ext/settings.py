@@ -65,6 +65,7 @@ class ModelSettings:
         num_query_groups: key/value heads; None means one per attention head.
         vocab_size: rows of the embedding before padding; None means the tokenizer's.
         activation: of the MLP; swiglu has a gate, so it takes 2/3 of gelu's ffn_hidden_size for as many parameters.
+            ``gelu_tanh`` is gelu's approximation by tanh, as in GPT-2.
         normalization: the norm wherever a scheme has one; norm_epsilon is its epsilon.
         positions: ``rope`` turns queries and keys (RoFormer, arXiv 2104.09864), ``learned`` adds one learned vector per
             position up to sequence_length to the embedding (as GPT-2 does), ``none`` leaves order to the causal mask.
@@ -94,7 +95,7 @@ class ModelSettings:
     sequence_length: int
     num_query_groups: int | None = None
     vocab_size: int | None = None
-    activation: Literal["swiglu", "gelu"] = "swiglu"
+    activation: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
     normalization: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     norm_epsilon: float = 1e-5
     positions: Literal["rope", "learned", "none"] = "rope"

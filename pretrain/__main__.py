@@ -1,4 +1,4 @@
-"""``python -m pretrain train|preflight CONFIG [section.key=value ...]``, ``python -m pretrain inspect CHECKPOINT``."""
+"""``python -m pretrain train|preflight CONFIG [section.key=value ...]``, and ``inspect``, ``export``, ``import``."""
 
 import argparse
 import os
@@ -30,13 +30,24 @@ def main() -> None:
     inspect.add_argument("--text", type=Path, metavar="FILE", help="UTF-8: print loss and geometry of its reading")
     inspect.add_argument("--sequences", type=_positive, default=64, metavar="N", help="at most so many (default 64)")
     inspect.add_argument("--manifest", metavar="PATH", help="where the run's manifest.json is, if moved")
+    inspect.add_argument("--config", type=Path, metavar="FILE", help="a YAML file: list the settings that are others")
     inspect.add_argument("--json", action="store_true", help="print one JSON object")
+    export = commands.add_parser("export", help="write a checkpoint as a model of Hugging Face's transformers")
+    export.add_argument("checkpoint", type=Path, metavar="CHECKPOINT", help="RUN/checkpoints/step-..., or RUN: newest")
+    export.add_argument("--to", choices=["hf"], default="hf", help="the format")
+    export.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder to make")
+    export.add_argument("--dtype", choices=["fp32", "bf16"], default="fp32", help="of the weights (default fp32)")
+    export.add_argument("--manifest", metavar="PATH", help="where the run's manifest.json is, if moved")
+    bring = commands.add_parser("import", help="make weights to start from of a Llama or GPT-2 of transformers")
+    bring.add_argument("model", type=Path, metavar="MODEL", help="folder with config.json and safetensors files")
+    bring.add_argument("--from", dest="origin", choices=["hf"], default="hf", help="the format")
+    bring.add_argument("--to", type=Path, required=True, metavar="DIR", help="folder to make, for train.init_from")
     arguments = parser.parse_args()
 
     # Megatron-core overlaps tensor-parallel communication only then; read when CUDA starts.
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
-    # Imported late: they take seconds, and the checkpoint writer's helper process imports this file again.
+    # Imported late, so that help and mistakes are told at once.
     if arguments.command == "inspect":
         from pretrain.inspect_checkpoint import Inspection, run_inspection
 
@@ -47,14 +58,29 @@ def main() -> None:
                 sequences=arguments.sequences,
                 manifest=arguments.manifest,
                 as_json=arguments.json,
+                config=arguments.config,
             )
         )
+        return
+    if arguments.command == "export":
+        from pretrain.export.hf import Export, run_export
+
+        run_export(Export(arguments.checkpoint, arguments.out, arguments.dtype, arguments.manifest))
+        return
+    if arguments.command == "import":
+        from pretrain.export.from_hf import run_import
+
+        run_import(arguments.model, arguments.to)
         return
 
     if arguments.command == "preflight":
         _preflight(arguments)
         return
 
+    _train(arguments)
+
+
+def _train(arguments: argparse.Namespace) -> NoReturn:
     signals = Signals()
 
     from pretrain.config import load_config

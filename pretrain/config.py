@@ -116,6 +116,10 @@ class TrainSettings(Section):
 
     ``micro_batch`` and ``global_batch`` count samples; ``seed`` decides the initial weights and the order of samples;
     ``precision`` bf16 keeps fp32 master weights and accumulates gradients in fp32.
+
+    ``init_from`` names weights to start from, in any layout, with a fresh optimizer: a checkpoint of another run, a
+    run's folder (its newest one), or what ``python -m pretrain import`` made of a Hugging Face model. The model must be
+    the same in all that decides what it computes. A run that goes on from a checkpoint of its own does not look there.
     """
 
     steps: int = Field(gt=0)
@@ -123,6 +127,7 @@ class TrainSettings(Section):
     global_batch: int = Field(gt=0)
     seed: int = Field(default=1234, ge=0, lt=2**63)
     precision: Literal["bf16", "fp32"] = "bf16"
+    init_from: Path | None = None
 
 
 class OptimizerSettings(Section):
@@ -150,9 +155,27 @@ class ValidationSettings(Section):
 
 
 class CheckpointSettings(Section):
-    """A checkpoint every ``every`` steps and at the end; 0 saves only at the end."""
+    """A checkpoint every ``every`` steps and at the end; 0 saves only at the end.
+
+    ``asynchronous`` writes beside the training: a step waits only for a copy to host memory (12 bytes a parameter over
+    all ranks) and for the save before. When a save fails, ``on_failed_save`` says whether training goes on to the next
+    one (``go_on``), or ends (``stop``) at the save or, asynchronous, at the next log step; a run whose last save failed
+    ends with an error.
+
+    ``keep_last`` checkpoints are kept, by default all; with it, also for ever those whose step is a multiple of
+    ``keep_every`` (0: none), and with ``keep_best`` the one with the lowest validation loss.
+
+    Every file is compared with its checksum when a run goes on. ``on_damage`` says what happens then: ``stop``, or
+    ``previous``, which goes on from the newest sound one before and renames the damaged one to ``step-....damaged``.
+    """
 
     every: int = Field(default=1000, ge=0)
+    asynchronous: bool = True
+    on_failed_save: Literal["go_on", "stop"] = "go_on"
+    keep_last: int | None = Field(default=None, gt=0)
+    keep_every: int = Field(default=0, ge=0)
+    keep_best: bool = False
+    on_damage: Literal["stop", "previous"] = "stop"
 
 
 class LoggingSettings(Section):

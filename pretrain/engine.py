@@ -22,6 +22,7 @@ from pretrain.deepspeed_compat import (
     finish_backward,
     initialize_zero,
 )
+from pretrain.monitor.stopwatch import Stopwatch
 from pretrain.parallel import DeepSpeedMpu, Place, seed_step
 
 
@@ -32,6 +33,7 @@ class Engine:
         module: this pipeline stage's model.
         templates: parameter -> its place in the global tensors, for checkpoints; taken before ZeRO flattens them.
         deepspeed: DeepSpeed's engine.
+        stopwatch: of forward and backward passes alone, before this rank waits for others of its group.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Engine:
     ) -> None:
         """Build both; documents are kept apart behind each token ``eod_id``, or not at all."""
         self.place = place
+        self.stopwatch = Stopwatch(place.device)
         self._eod_id = eod_id
         self._sequence_length = model.sequence_length
         self._micro_batch = config.train.micro_batch
@@ -86,7 +89,8 @@ class Engine:
         tokens.clamp_(min=1.0)
         if self._dropout:
             seed_step(self.place, self._seed, step)
-        sums = self._run_schedule(batches, tokens)
+        with self.stopwatch.lap():
+            sums = self._run_schedule(batches, tokens)
         share = torch.stack(sums).sum() / tokens if sums else torch.zeros((), device=self.place.device)
         finish_backward(self.deepspeed)
         self._sum_replicated_gradients()

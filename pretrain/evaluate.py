@@ -13,6 +13,9 @@ from pretrain.resilience.wishes import Stop
 from pretrain.schedule import is_due
 from pretrain.state import TrainState
 
+_NAME = "validation"
+"""What a run remembers of it: the newest step whose validation loss is known."""
+
 
 @dataclass(frozen=True)
 class HeldOut:
@@ -47,7 +50,8 @@ class Validation:
 
     def make_up(self, state: TrainState) -> None:
         """Evaluate if the run stopped before it could, at the step that it goes on from."""
-        if state.step > state.validated_step and state.step and is_due(state.step, self._every, self._steps):
+        known = state.callbacks.setdefault(_NAME, {"step": state.step})
+        if known["step"] < state.step and is_due(state.step, self._every, self._steps):
             self._evaluate(state)
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
@@ -65,12 +69,13 @@ class Validation:
             if loss is None:
                 return
             losses.append(loss)
-        state.validated_step = state.step
+        state.callbacks[_NAME] = {"step": state.step}
         self._write(state, losses)
 
     def _write(self, state: TrainState, losses: Sequence[float]) -> None:
         weights = [part.weight for part in self._held_out]
         mean = sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
+        state.callbacks["validation"] = {"step": state.step, "loss": mean}
         self._board.scalar("validation/loss", mean, state.step)
         said = ""
         if len(losses) > 1:

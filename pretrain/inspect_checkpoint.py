@@ -1,4 +1,4 @@
-"""``python -m pretrain inspect CHECKPOINT [--text FILE]``: what a checkpoint holds, and its model at work on a text."""
+"""``python -m pretrain inspect CHECKPOINT``: what it holds, how a configuration differs, its model reading a text."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from megatron_ext import Geometry, GeometryProbe, ParallelSettings, build_model,
 from pretrain import parallel
 from pretrain.checkpoint import store
 from pretrain.checkpoint.weights import count_parameters, load_weights
-from pretrain.config import Config
+from pretrain.config import Config, load_config, with_scheme_defaults
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.data.urls import is_remote, local_path
@@ -27,6 +27,7 @@ from pretrain.datasets import named
 from pretrain.errors import UserError
 from pretrain.launch import read_launch
 from pretrain.monitor.geometry_table import LEGEND, geometry_rows, geometry_table
+from pretrain.resume import changed_settings
 
 # Sentencepiece makes no longer pieces unless asked to.
 _LONGEST_PIECE = 16
@@ -43,6 +44,7 @@ class Inspection:
         sequences: how many sequences of the text at most.
         manifest: where the run's manifest is now, if it was moved.
         as_json: print one JSON object instead of text.
+        config: a configuration to compare the run's settings with.
     """
 
     path: Path
@@ -50,6 +52,7 @@ class Inspection:
     sequences: int
     manifest: str | None
     as_json: bool
+    config: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -88,10 +91,14 @@ def run_inspection(asked: Inspection) -> None:
     record = store.read_record(checkpoint)
     config = recorded_config(checkpoint, record)
     facts: dict[str, Any] = {"checkpoint": str(checkpoint), "parameters": count_parameters(checkpoint)}
+    if asked.config:
+        facts["differences"] = changed_settings(with_scheme_defaults(load_config(asked.config, [])), record)
     if asked.as_json:
         facts["record"] = record
     else:
         print("\n".join(described(facts, record, config)), flush=True)
+        if asked.config:
+            print("\n".join(_differences(asked.config, facts["differences"])), flush=True)
     if asked.text:
         tokenizer = find_tokenizer(config, record, asked.manifest)
         samples = read_samples(asked.text, tokenizer, config.model.sequence_length, asked.sequences)
@@ -140,10 +147,11 @@ def recorded_config(checkpoint: Path, record: dict[str, Any]) -> Config:
 
 def described(facts: dict[str, Any], record: dict[str, Any], config: Config) -> list[str]:
     """What the checkpoint is and holds, as lines of at most 100 characters."""
-    model, state, layout, files = config.model, record["state"], config.parallel, record["files"]
+    model, state, layout = config.model, record["state"], config.parallel
+    files = {name: found["bytes"] for name, found in record["files"].items()}
     residual = dataclasses.asdict(with_defaults(model.residual))
     said = [f"{name} {_plain(value)}" for name, value in residual.items() if name != "scheme" and value is not None]
-    largest = max(files, key=files.get)
+    largest = max(files, key=lambda name: files[name])
     lines = {
         "checkpoint": facts["checkpoint"],
         "step": f"{state['step']} of {config.train.steps}, {state['tokens']:,} tokens, {state['train_seconds']:.1f} s",
@@ -152,13 +160,25 @@ def described(facts: dict[str, Any], record: dict[str, Any], config: Config) -> 
         f"sequence {model.sequence_length}, vocabulary {record['vocab_size']}",
         "parameters": f"{facts['parameters']:,}",
         "saved in": f"tp {layout.tp}{', sequence parallel' if layout.sp else ''}, pp {layout.pp}, "
-        f"ZeRO-{config.zero.stage}, {config.train.precision}",
+        f"dp {record['dp_size']}, ZeRO-{config.zero.stage}, {config.train.precision}",
+        "validation": _validation(state),
         "data": ", ".join(f"{name}, fingerprint {found[:12]}" for name, found in record["datasets"].items()),
         "versions": ", ".join(f"{name} {version}" for name, version in record.get("versions", {}).items()),
         "git revision": str(record.get("git_revision")),
         "files": f"{len(files)}, {sum(files.values()):,} bytes, the largest {largest} of {files[largest]:,}",
     }
     return [line for name, text in lines.items() for line in _wrapped(name, text)]
+
+
+def _validation(state: dict[str, Any]) -> str:
+    found = state["callbacks"].get("validation")
+    return f"loss {found['loss']:.4f} at step {found['step']}" if found else "none so far"
+
+
+def _differences(file: Path, differences: Sequence[str]) -> list[str]:
+    return [f"{'settings':<{_INDENT}}{len(differences)} are others in {file}{':' if differences else ''}"] + [
+        " " * _INDENT + difference for difference in differences
+    ]
 
 
 def _wrapped(name: str, text: str) -> list[str]:

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import parallel_state, tensor_parallel
 
-from megatron_ext import ParallelSettings, install_cpu_support, save_checkpoints_in_process
+from megatron_ext import ParallelSettings, install_cpu_support
 from pretrain.deepspeed_compat import initialize_communication
 from pretrain.launch import Launch
 
@@ -61,7 +61,6 @@ def start(launch: Launch, parallel: ParallelSettings, seed: int, timeout_minutes
 def arrange(device: torch.device, parallel: ParallelSettings, seed: int) -> Place:
     """Lay Megatron's groups over the running world. May be called again after :func:`dissolve`."""
     install_cpu_support()
-    save_checkpoints_in_process()
     parallel_state.initialize_model_parallel(parallel.tp, parallel.pp)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return Place(

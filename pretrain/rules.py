@@ -201,6 +201,26 @@ def data_are_named_once(config: Config) -> str | None:
     return None
 
 
+def what_is_kept_beside_the_last_can_be_told(config: Config) -> str | None:
+    """Checkpoints that retention spares beside the last ones exist and can be compared."""
+    settings, validation = config.checkpoint, config.validation
+    for name in ("keep_every", "keep_best"):
+        if getattr(settings, name) and settings.keep_last is None:
+            value = str(getattr(settings, name)).lower()
+            return f"checkpoint.{name}={value}: all are kept anyway; set checkpoint.keep_last, or leave it out"
+    if settings.keep_every and (not settings.every or settings.keep_every % settings.every):
+        return (
+            f"checkpoint.keep_every={settings.keep_every} is no multiple of checkpoint.every={settings.every}; "
+            f"change either"
+        )
+    if settings.keep_best and (not validation.every or settings.every % validation.every):
+        return (
+            f"checkpoint.keep_best=true compares validation losses, but checkpoint.every={settings.every} is no "
+            f"multiple of validation.every={validation.every}; change either"
+        )
+    return None
+
+
 def run_has_a_folder(config: Config) -> str | None:
     """A run's files do not mix with those of the current folder."""
     return "run.dir is empty; name a folder for the run" if config.run.dir == Path() else None
@@ -334,6 +354,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     stream_does_not_change,
     stream_has_held_out_shards,
     stream_knows_no_token_counts,
+    what_is_kept_beside_the_last_can_be_told,
     run_has_a_folder,
 )
 LAYOUT_RULES: Sequence[LayoutRule] = (

@@ -3,15 +3,12 @@
 import dataclasses
 import gc
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 from megatron_ext import scheme_of
 from pretrain import parallel
 from pretrain.agreement import require_agreement
-from pretrain.checkpoint import saving, store
-from pretrain.checkpoint.callback import Saver
+from pretrain.checkpoint import store
+from pretrain.checkpoint.callback import Saver, checkpoint_group
 from pretrain.config import Config, dump_config, with_scheme_defaults
 from pretrain.data.ahead import ReadAhead
 from pretrain.engine import Engine
@@ -20,26 +17,16 @@ from pretrain.feed import Feed, needs_tokens
 from pretrain.launch import Launch
 from pretrain.loop import Callback, train
 from pretrain.monitor.metrics import Metrics
+from pretrain.monitor.stragglers import Stragglers
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
 from pretrain.recipe import advice
 from pretrain.resilience.caretaker import Caretaker
 from pretrain.resilience.signals import Signals
 from pretrain.resilience.wishes import Stop
-from pretrain.resume import changed_settings, check_resume, vocabulary
+from pretrain.resume import changed_settings, vocabulary
 from pretrain.rules import check_config, check_layout
-from pretrain.run_data import RunData, open_data
-from pretrain.state import TrainState
-
-
-@dataclass(frozen=True)
-class Start:
-    """What was found before anything was started: the data, and where the run goes on."""
-
-    data: RunData
-    state: TrainState
-    checkpoint: Path | None
-    record: dict[str, Any]
+from pretrain.start import Start, find_start, load_start
 
 
 def run_training(config: Config, launch: Launch, signals: Signals) -> Stop:
@@ -67,54 +54,51 @@ def run_training(config: Config, launch: Launch, signals: Signals) -> Stop:
     return stop
 
 
-def find_start(config: Config, world_size: int) -> Start:
-    """Read what describes the data and the newest complete checkpoint, and check them against the settings."""
-    data = open_data(config)
-    checkpoint = store.newest(store.checkpoint_folder(config.run.dir))
-    record, state = {}, TrainState()
-    if checkpoint is not None:
-        record = store.read_record(checkpoint)
-        check_resume(config, data.facts, checkpoint, record)
-        state = TrainState.from_dict(record["state"])
-    dp_size = world_size // (config.parallel.tp * config.parallel.pp)
-    data.go_on(config, state, checkpoint, record, dp_size)
-    return Start(data, state, checkpoint, record)
-
-
 def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker) -> Stop:
     """Build the run's parts on running process groups and train to the end, or to where the run is told to stop."""
+    facts = start.data.facts
+    vocab_size = vocabulary(config, facts)
+    model = dataclasses.replace(config.model, vocab_size=vocab_size)
+    engine = Engine(config, model, facts.token_counts, place, facts.eod_id if config.data.separate_documents else None)
+    group = checkpoint_group()
+    start = load_start(config, start, engine, vocab_size, group)
     data, state = start.data, start.state
     if place.global_rank == 0 and data.notice():
         print(data.notice(), flush=True)
-    vocab_size = vocabulary(config, data.facts)
-    model = dataclasses.replace(config.model, vocab_size=vocab_size)
-    eod_id = data.facts.eod_id if config.data.separate_documents else None
-    engine = Engine(config, model, data.facts.token_counts, place, eod_id)
-    if start.checkpoint:
-        saving.load(engine, start.checkpoint, vocab_size, start.record)
     board = Board(config.run.dir / "tensorboard", state.step, place.global_rank)
     batches = data.batches(config, state, place)
     together = data.together(config, place)
-    # Closed before the thread that reads ahead is waited for, which may itself wait for a source.
+    # The data are closed before the thread that reads ahead is waited for, which may itself wait for a source.
     with (
         ReadAhead(batches.read if needs_tokens(config, place) else batches.stand_in) as ahead,
         closing(data),
+        Saver(config, facts, engine, vocab_size, group) as saver,
     ):
         feed = Feed(config, batches, ahead, board, place, together)
         callbacks: list[Callback] = [feed, *data.callbacks(config, board, place)]
         _announce(config, start, engine, board)
         with caretaker.look_after(state, board, place) as pulse:
             if config.validation.every:
-                held_out = data.held_out(config, place, together)
-                validation = Validation(config, engine, board, pulse, held_out)
+                validation = Validation(config, engine, board, pulse, data.held_out(config, place, together))
                 validation.make_up(state)
                 callbacks.append(validation)
-            callbacks += [caretaker.patiently(Saver(config, data.facts, engine, vocab_size)), caretaker]
+            if place.world_size > 1:
+                callbacks.append(Stragglers(config, engine, board, caretaker.hosts))
+            callbacks += [caretaker.patiently(saver), caretaker]
             metrics = Metrics(config, engine, board)
             stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, callbacks, pulse)
-    caretaker.end(stop, state)
+            saver.finish()
+        caretaker.end(stop, state)
     board.close()
     return stop
+
+
+def _beginning(config: Config, start: Start) -> str:
+    if start.checkpoint:
+        return f"resumed from {start.checkpoint}"
+    return f"{config.train.steps} steps from " + (
+        f"the weights of {start.initial.folder}" if start.initial else "scratch"
+    )
 
 
 def _announce(config: Config, start: Start, engine: Engine, board: Board) -> None:
@@ -129,8 +113,7 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board) -> Non
         f"{config.model.residual.scheme}: {parameters / 1e6:.1f} M parameters, {config.train.precision}, "
         f"tp {parallelism.tp} x pp {parallelism.pp} x dp {place.dp_size}, ZeRO-{config.zero.stage}, "
         f"{'sequence parallel, ' if parallelism.sp else ''}on {place.device.type}\n"
-        f"run folder {config.run.dir}, "
-        + (f"resumed from {start.checkpoint}" if start.checkpoint else f"{config.train.steps} steps from scratch"),
+        f"run folder {config.run.dir}, " + _beginning(config, start),
         flush=True,
     )
     residual = config.model.residual

@@ -15,16 +15,16 @@ class TrainState:
         consumed_samples: samples taken so far, over all data-parallel ranks.
         tokens: tokens consumed so far.
         train_seconds: wall time spent in the training loop, over all restarts.
-        validated_step: the newest step whose validation loss is known; one that was left at a stop is made up for.
         data: what decides which samples come next.
+        callbacks: what callbacks remember, each under a name of its own, as JSON values.
     """
 
     step: int = 0
     consumed_samples: int = 0
     tokens: int = 0
     train_seconds: float = 0.0
-    validated_step: int = 0
     data: DataProgress = field(default_factory=DataProgress)
+    callbacks: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def advance(self, samples: int, tokens: int, seconds: float) -> None:
         """Count one completed step."""
@@ -40,6 +40,4 @@ class TrainState:
     @classmethod
     def from_dict(cls, content: dict[str, Any]) -> "TrainState":
         """What :meth:`to_dict` gave, also after a way through JSON."""
-        # A checkpoint that does not know it was saved by a run that never left a validation.
-        known = {"validated_step": content["step"]} | content
-        return cls(**known | {"data": DataProgress.from_dict(content["data"])})
+        return cls(**content | {"data": DataProgress.from_dict(content["data"])})

@@ -1,70 +1,65 @@
-"""The weights of a checkpoint alone, on one process, without an engine and without running anything it holds.
+"""The weights of a checkpoint alone, on one process, without an engine."""
 
-torch.distributed.checkpoint keeps its table of contents as a pickle, and a pickle may call any function. Here that
-table may name nothing but the few plain classes that describe tensors, and the tensors are read as tensors only.
-"""
-
-import pickle
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
 
 from megatron_ext.initialize import EMBEDDING, OUTPUT_BIAS, OUTPUT_WEIGHT, global_names
-from pretrain.errors import UserError
+from pretrain.checkpoint import store
+from pretrain.checkpoint.contents import PlainReader, read_contents, read_tensors_alone, shapes
+from pretrain.checkpoint.files import DamageError, find_damage
 
-_MASTERS = "fp32."
-_METADATA = "torch.distributed.checkpoint.metadata"
-_PLANNER = "torch.distributed.checkpoint.planner"
-_HARMLESS = {
-    ("collections", "OrderedDict"),
-    ("torch", "Size"),
-    ("torch", "float32"),
-    ("torch.serialization", "_get_layout"),
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-    *((_PLANNER, name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData")),
-    *((_METADATA, name) for name in ("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata")),
-    *((_METADATA, name) for name in ("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING")),
-}
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    """Refuses whatever is not the description of a tensor in a file."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _HARMLESS:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
-        return super().find_class(module, name)
-
-
-class _PlainReader(FileSystemReader):
-    """Torch's reader with a harmless look at the table of contents."""
-
-    def read_metadata(self, *arguments: Any, **named: Any) -> Metadata:
-        metadata = _contents(Path(self.path))
-        metadata.storage_meta = StorageMeta(load_id=self.load_id)
-        return metadata
+MASTERS = "fp32."
+"""The names of the fp32 weights in a checkpoint begin with this."""
 
 
 def count_parameters(checkpoint: Path) -> int:
     """Parameters in a checkpoint, padding of the vocabulary not counted.
 
     Raises:
-        UserError: the checkpoint is damaged or not one of ours.
+        DamageError: the checkpoint is damaged or not one of ours.
     """
     return sum(shape.numel() for shape in _masters(checkpoint).values())
 
 
-@torch.no_grad()
+def require_sound(checkpoint: Path) -> None:
+    """Compare all files of a checkpoint with what its record says; DamageError where they differ."""
+    if fault := find_damage(checkpoint, store.recorded_files(checkpoint)):
+        raise DamageError(fault)
+
+
+class StoredWeights:
+    """The fp32 masters of a checkpoint of any layout, read one tensor at a time by any process, alone.
+
+    Attributes:
+        shapes: global name -> whole shape, padding of the vocabulary not counted.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Read the table of contents; DamageError when it is damaged or not one of ours."""
+        self.checkpoint = checkpoint
+        self.shapes: Mapping[str, torch.Size] = _masters(checkpoint)
+        self._reader = PlainReader(checkpoint)
+
+    def read(self, name: str) -> Tensor:
+        """One whole tensor, fp32 on the CPU; DamageError when it cannot be read."""
+        wanted = {MASTERS + name: torch.empty(self.shapes[name], dtype=torch.float32)}
+        read_tensors_alone(wanted, self._reader)
+        return wanted[MASTERS + name]
+
+    def require(self, name: str, shape: Sequence[int]) -> None:
+        """DamageError unless there is a tensor of that name and shape."""
+        if self.shapes.get(name) != torch.Size(shape):
+            found = tuple(self.shapes[name]) if name in self.shapes else "missing"
+            raise DamageError(
+                f"{self.checkpoint} does not fit its own record: {name} is {found} instead of {tuple(shape)}"
+            )
+
+
 def load_weights(module: nn.Module, checkpoint: Path, vocab_size: int) -> None:
     """Fill every parameter of a whole model from the fp32 masters of a checkpoint of any layout.
-
-    torch.distributed must run, with this process alone in it.
 
     Args:
         module: what :func:`megatron_ext.build_model` gives; any floating type, any device.
@@ -72,58 +67,31 @@ def load_weights(module: nn.Module, checkpoint: Path, vocab_size: int) -> None:
         vocab_size: rows of the vocabulary in the checkpoint; rows of padding are zero.
 
     Raises:
-        UserError: the checkpoint is damaged, or holds another model.
+        DamageError: the checkpoint is damaged, which is looked for in all of its files, or holds another model.
     """
-    stored = _masters(checkpoint)
-    wanted: dict[str, Tensor] = {}
+    stored = StoredWeights(checkpoint)
+    require_fit(module, stored, vocab_size)
+    require_sound(checkpoint)
+    fill(module, stored)
+
+
+def require_fit(module: nn.Module, stored: StoredWeights, vocab_size: int) -> None:
+    """DamageError unless every parameter of the whole model is stored, with ``vocab_size`` rows of the vocabulary."""
     for name, parameter in global_names(module).items():
         rows = vocab_size if name in (EMBEDDING, OUTPUT_WEIGHT, OUTPUT_BIAS) else parameter.shape[0]
-        shape = torch.Size((rows, *parameter.shape[1:]))
-        if stored.get(name) != shape:
-            raise UserError(
-                f"{checkpoint} does not fit its own record: {name} is {stored.get(name)} instead of {shape}"
-            )
-        wanted[_MASTERS + name] = torch.empty(shape, dtype=torch.float32)
-    try:
-        load(wanted, storage_reader=_PlainReader(checkpoint))
-    except CheckpointException as error:
-        # Torch's own words advise to read the file in the way that runs what it holds.
-        reasons = ", ".join(type(reason).__name__ for reason, _ in error.failures.values())
-        raise UserError(f"{checkpoint} is damaged: its tensors cannot be read ({reasons})") from None
+        stored.require(name, (rows, *parameter.shape[1:]))
+
+
+@torch.no_grad()
+def fill(module: nn.Module, stored: StoredWeights) -> None:
+    """Give every parameter of a whole model its stored values; rows of padding become zero."""
     for name, parameter in global_names(module).items():
-        master = wanted[_MASTERS + name]
+        master = stored.read(name)
         parameter.zero_()
         parameter[: len(master)].copy_(master)
 
 
 def _masters(checkpoint: Path) -> dict[str, torch.Size]:
-    """Global name -> shape of the stored fp32 weights; all of them are whole."""
-    shapes = {}
-    for key, tensor in _contents(checkpoint).state_dict_metadata.items():
-        if not key.startswith(_MASTERS):
-            continue
-        if not isinstance(tensor, TensorStorageMetadata):
-            raise UserError(f"{checkpoint} is damaged: {key} is no tensor")
-        if sum(chunk.sizes.numel() for chunk in tensor.chunks) != tensor.size.numel():
-            raise UserError(f"{checkpoint} is damaged: {key} is not whole")
-        shapes[key.removeprefix(_MASTERS)] = tensor.size
-    return shapes
-
-
-def _contents(checkpoint: Path) -> Metadata:
-    """The table of contents; it must be plain, and all files it names must lie in the checkpoint's folder."""
-    try:
-        with (checkpoint / ".metadata").open("rb") as stream:
-            return _checked(stream)
-    except Exception as error:  # a broken pickle may raise anything
-        raise UserError(f"{checkpoint / '.metadata'} is damaged or not from this program: {error}") from None
-
-
-def _checked(stream: BinaryIO) -> Metadata:
-    metadata = _PlainUnpickler(stream).load()
-    if not isinstance(metadata, Metadata):
-        raise ValueError("it is no table of contents")
-    for place in metadata.storage_data.values():
-        if Path(place.relative_path).name != place.relative_path:
-            raise ValueError(f"{place.relative_path} lies outside the checkpoint")
-    return metadata
+    """Global name -> shape of the stored fp32 weights."""
+    stored = shapes(read_contents(checkpoint))
+    return {key.removeprefix(MASTERS): shape for key, shape in stored.items() if key.startswith(MASTERS)}

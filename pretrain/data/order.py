@@ -90,4 +90,15 @@ def permutation(size: int, key: str) -> npt.NDArray[np.int64]:
     A hashed key keeps streams apart that a SeedSequence of the numbers would not: it pads, so [1] and [1, 0] are one.
     """
     seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "little")
-    return np.argsort(np.random.PCG64(seed).random_raw(size), kind="stable")
+    return _argsort(np.random.PCG64(seed).random_raw(size))
+
+
+def _argsort(keys: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """``np.argsort(keys, kind="stable")``, several times faster for random keys.
+
+    numpy sorts 16 bits by radix, 64 by comparison: two radix passes over the upper 32 bits leave next to nothing to
+    the comparison, which is quick where keys are sorted already.
+    """
+    places = np.argsort((keys >> np.uint64(32)).astype(np.uint16), kind="stable")
+    places = places[np.argsort((keys >> np.uint64(48)).astype(np.uint16)[places], kind="stable")]
+    return places[np.argsort(keys[places], kind="stable")]

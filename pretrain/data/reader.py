@@ -7,7 +7,7 @@ is no damage: a source that is away comes back, and its samples are sound.
 """
 
 import os
-import zlib
+from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng import zlib_ng
 
 from pretrain.data.manifest import Manifest, Shard
 from pretrain.data.shard_index import check_header, entries, load_index
@@ -76,6 +77,8 @@ class ShardReader:
         self._row_tokens = manifest.sequence_length + 1
         self._shards = manifest.split(split).shards
         self._stored_ends = np.cumsum([shard.samples for shard in self._shards], dtype=np.int64)
+        self._stored_starts = self._stored_ends - [shard.samples for shard in self._shards]
+        self._samples = int(self._stored_ends[-1]) * self._parts
         self._open: OrderedDict[int, _OpenShard] = OrderedDict()
         self._max_open = max_open or MAX_OPEN_SHARDS
         self._report = report
@@ -84,7 +87,7 @@ class ShardReader:
 
     def __len__(self) -> int:
         """Samples of the split at this sequence length."""
-        return int(self._stored_ends[-1]) * self._parts
+        return self._samples
 
     @property
     def shard_sizes(self) -> list[int]:
@@ -115,34 +118,34 @@ class ShardReader:
             IndexError: no such sample.
             UserError: a remote shard cannot be had.
         """
-        if len(sample_ids) and not (sample_ids.min() >= 0 and sample_ids.max() < len(self)):
-            raise IndexError(f"samples {sample_ids.min()} to {sample_ids.max()} of {len(self)}")
-        stored, parts = np.divmod(sample_ids, self._parts)
+        given = sample_ids.tolist()
+        if given and not 0 <= min(given) <= max(given) < self._samples:
+            raise IndexError(f"samples {min(given)} to {max(given)} of {self._samples}")
+        stored = sample_ids if self._parts == 1 else sample_ids // self._parts
         numbers = np.searchsorted(self._stored_ends, stored, side="right")
-        own = stored - self._stored_ends[numbers]  # negative: counted from the shard's end
+        own = stored - self._stored_starts[numbers]
         content: npt.NDArray[np.unsignedinteger] = np.empty((len(stored), self._row_tokens), dtype=self.manifest.dtype)
-        sound = np.empty(len(stored), dtype=np.bool_)
         view = content.reshape(-1).view(np.uint8).data
         size = self._row_tokens * content.itemsize
-        for slot, (number, row) in enumerate(zip(numbers.tolist(), own.tolist(), strict=True)):
-            row += self._shards[number].samples
-            sound[slot] = self._read_stored(number, row, view[slot * size : (slot + 1) * size])
+        targets = (view[start : start + size] for start in range(0, len(view), size))
+        sound = list(map(self._read_stored, numbers.tolist(), own.tolist(), targets))
         if self._parts == 1:
             tokens = content.astype(np.int64)
         else:
-            columns = parts[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
+            columns = (sample_ids % self._parts)[:, None] * self.sequence_length + np.arange(self.sequence_length + 1)
             tokens = np.take_along_axis(content, columns, axis=1).astype(np.int64)
-        tokens[~sound] = self.manifest.eod_id
-        return Rows(tokens, sound)
+        if not all(sound):
+            tokens[~np.array(sound)] = self.manifest.eod_id
+        return Rows(tokens, np.array(sound, dtype=np.bool_))
 
     def _read_stored(self, number: int, row: int, target: memoryview) -> bool:
         """Fill ``target`` with a stored sample; whether it is what was written."""
+        if self._fault_of(number, row, target) is None:
+            return True
+        if shard := self._open.pop(number, None):
+            shard.forget(row)
+        self._renew(number)
         fault = self._fault_of(number, row, target)
-        if fault is not None:
-            if shard := self._open.pop(number, None):
-                shard.forget(row)
-            self._renew(number)
-            fault = self._fault_of(number, row, target)
         if fault is not None and fault not in self._reported:
             self._reported.add(fault)
             self._report(fault)
@@ -201,11 +204,12 @@ class _OpenShard:
         if contradiction:
             raise _DamageError(f"shard {self._path}: {contradiction}")
         self._row_bytes = index.header.row_bytes
-        self._crc32 = index.crc32
         rows = index.rows.astype(np.int64)
-        self._row_ends = np.cumsum(rows)
+        row_ends = np.cumsum(rows)
         # Per member the byte where row 0 would lie if the member held it.
-        self._row_offsets = index.offsets.astype(np.int64) - (self._row_ends - rows) * self._row_bytes
+        row_offsets = index.offsets.astype(np.int64) - (row_ends - rows) * self._row_bytes
+        # Single numbers are looked up, which an array does many times slower than a memoryview.
+        self._crc32, self._row_ends, self._row_offsets = index.crc32.data, row_ends.data, row_offsets.data
 
     def __del__(self) -> None:
         descriptor = getattr(self, "_descriptor", None)
@@ -221,10 +225,10 @@ class _OpenShard:
             return f"sample {row} of shard {self._path} at byte {place} cannot be read: {error.strerror}"
         if count != len(target):
             return f"sample {row} of shard {self._path} at byte {place} has {count} bytes instead of {len(target)}"
-        crc32, expected = zlib.crc32(target), int(self._crc32[row])
-        if crc32 != expected:
+        found, expected = zlib_ng.crc32(target), self._crc32[row]
+        if found != expected:
             return (
-                f"sample {row} of shard {self._path} at byte {place} has crc32 {crc32:08x}, its index says "
+                f"sample {row} of shard {self._path} at byte {place} has crc32 {found:08x}, its index says "
                 f"{expected:08x}"
             )
         return None
@@ -234,8 +238,8 @@ class _OpenShard:
         os.posix_fadvise(self._descriptor, self._place(row), self._row_bytes, os.POSIX_FADV_DONTNEED)
 
     def _place(self, row: int) -> int:
-        member = int(np.searchsorted(self._row_ends, row, side="right"))
-        return int(self._row_offsets[member]) + row * self._row_bytes
+        place: int = self._row_offsets[bisect_right(self._row_ends, row)] + row * self._row_bytes
+        return place
 
 
 def _open(path: Path) -> int:

@@ -51,6 +51,8 @@ class Caretaker:
         self._record = LaunchRecord(config, launch, start_step) if self._leads else None
         self._files = WishFiles(config.run.dir, can_evaluate=config.validation.every > 0) if self._leads else None
         self._signals = signals
+        self.hosts: list[str] = []
+        """Of all global ranks, once they have met; on global rank 0."""
         self._watchdog = Watchdog(config.watchdog, launch.global_rank)
         self._first_step_at: float | None = None
 
@@ -114,8 +116,8 @@ class Caretaker:
         folder = [self._record.folder if self._record is not None else None]
         dist.broadcast_object_list(folder, src=0, group=group)
         self._watchdog.traces = folder[0]
-        hosts: list[str] | None = [""] * dist.get_world_size() if self._leads else None
-        dist.gather_object(records.host(), hosts, dst=0, group=group)
-        if self._record is not None and hosts is not None:
-            self._record.add_hosts(hosts)
+        self.hosts = [""] * dist.get_world_size()
+        dist.gather_object(records.host(), self.hosts if self._leads else None, dst=0, group=group)
+        if self._record is not None:
+            self._record.add_hosts(self.hosts)
             board.text("run/restart", self._record.text(), step)

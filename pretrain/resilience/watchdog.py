@@ -48,6 +48,11 @@ class Watchdog:
             self._thread.start()
 
     @property
+    def limit(self) -> float:
+        """Seconds that what is done now may take."""
+        return self._limit
+
+    @property
     def _longest(self) -> float:
         return 60 * self._settings.patience_minutes
 

@@ -8,7 +8,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from megatron_ext import Documents, ModelSettings, ParallelSettings, ResidualSettings, build_model, find_documents
-from megatron_ext.initialize import OUTPUT_BIAS, _cut, _whole_shape, global_names
+from megatron_ext.initialize import OUTPUT_BIAS, _whole_shape, cut_for_this_rank, global_names
 from megatron_ext.model import transformer_config
 
 VOCAB_SIZE = 200
@@ -81,7 +81,9 @@ def perturb(stage: nn.Module) -> None:
         for name, parameter in global_names(stage).items():
             if parameter.dim() == 1 and name != OUTPUT_BIAS:
                 (length,) = _whole_shape(parameter, None)
-                parameter += _cut(0.3 * torch.sin(1 + torch.arange(length, dtype=parameter.dtype)), parameter)
+                parameter += cut_for_this_rank(
+                    0.3 * torch.sin(1 + torch.arange(length, dtype=parameter.dtype)), parameter
+                )
 
 
 def batch(vocab_size: int = VOCAB_SIZE) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -10,8 +10,6 @@ from megatron.core import tensor_parallel
 
 from megatron_ext import install_cpu_support
 from megatron_ext.cpu import (
-    CHECKPOINT_QUEUE,
-    CHECKPOINT_WRITER,
     FORK_REMARK,
     MEGATRON_VERSION,
     PATCHED_MODULES,
@@ -35,12 +33,6 @@ def test_written_for_the_installed_megatron_core() -> None:
 def test_every_patched_module_still_asks_for_cuda(module: str) -> None:
     assert PATCHED_MODULES[module] in source(module)
     assert "import torch\n" in source(module)
-
-
-def test_the_checkpoint_writer_still_keeps_one_queue_from_a_manager() -> None:
-    text = source(CHECKPOINT_WRITER)
-    assert CHECKPOINT_QUEUE in text
-    assert "if _results_queue is None:" in text
 
 
 @pytest.mark.parametrize("function", RANDOM_STATE_FUNCTIONS)

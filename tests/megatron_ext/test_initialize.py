@@ -8,7 +8,7 @@ from torch import nn
 
 from megatron_ext import SCHEMES, ModelSettings, ParallelSettings, build_model
 from megatron_ext.head import log_frequencies
-from megatron_ext.initialize import _cut, global_names
+from megatron_ext.initialize import cut_for_this_rank, global_names
 from megatron_ext.schemes.sphere import LerpResidual
 from tests.megatron_ext import small
 
@@ -164,7 +164,7 @@ def test_cut_divides_each_of_the_stacked_matrices_of_a_gated_projection(
         monkeypatch.setattr(parallel_state, "get_tensor_model_parallel_rank", lambda tp_rank=tp_rank: tp_rank)
         parameter = torch.nn.Parameter(torch.empty(12 // tp, 1))
         parameter.tensor_model_parallel, parameter.partition_dim, parameter.partition_stride = True, 0, 2
-        parts.append(_cut(torch.cat([gate, value]), parameter))
+        parts.append(cut_for_this_rank(torch.cat([gate, value]), parameter))
     halves = [part.chunk(2) for part in parts]
     assert torch.equal(torch.cat([half[0] for half in halves]), gate)
     assert torch.equal(torch.cat([half[1] for half in halves]), value)

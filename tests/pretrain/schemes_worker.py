@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from megatron_ext import SCHEMES
 from pretrain import parallel
-from pretrain.checkpoint import saving, store
+from pretrain.checkpoint import loading, saving, store
 from pretrain.config import with_scheme_defaults
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
@@ -21,7 +21,7 @@ from tests.pretrain import tiny
 from tests.pretrain.parity_worker import full_gradients
 
 STEPS, SAVED = 6, 3
-RECORD = {"format": store.FORMAT, "config": {}, "data_fingerprint": "", "vocab_size": tiny.VOCAB}
+RECORD = {"config": {}, "dp_size": 1, "data_fingerprint": "", "vocab_size": tiny.VOCAB}
 
 VARIANTS: dict[str, dict[str, Any]] = {name: {"scheme": name} for name in SCHEMES} | {
     "p": {"scheme": "p", "p": 3.0},
@@ -69,7 +69,7 @@ def go_on(variant: str, layout: str, checkpoints: Path) -> dict[str, Any]:
     engine, config, place = start(variant, layout, "full")
     newest = store.newest(checkpoints)
     assert newest is not None
-    saving.load(engine, newest, tiny.VOCAB, store.read_record(newest))
+    loading.load(engine, newest, tiny.VOCAB, store.read_record(newest))
     result: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(SAVED, STEPS):
         take_step(engine, config, place, step, result)

@@ -84,7 +84,7 @@ def test_an_unknown_key_in_the_file(tmp_path: Path) -> None:
         ("train.steps=many", "train.steps='many': input should be a valid integer"),
         ("train.steps=0", "train.steps=0: input should be greater than 0"),
         ("model.residual.clamp=wide", "model.residual.clamp='wide': input should be a valid number"),
-        ("model.activation=relu", "model.activation='relu': input should be 'swiglu' or 'gelu'"),
+        ("model.activation=relu", "model.activation='relu': input should be 'swiglu', 'gelu' or 'gelu_tanh'"),
         ("zero.stage=3", "zero.stage=3: input should be 1"),
         ("optimizer.lr=-1", "optimizer.lr=-1: input should be greater than 0"),
         ("optimizer.lr=.inf", "optimizer.lr=inf: input should be a finite number"),

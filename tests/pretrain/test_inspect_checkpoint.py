@@ -34,6 +34,7 @@ from pretrain.monitor.geometry import CURVES, columns
 from pretrain.monitor.geometry_table import geometry_table
 from tests.launch import REPOSITORY
 from tests.pretrain import runs
+from tests.pretrain.checkpoint.small import reseal
 
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("single_process")]
 
@@ -105,7 +106,11 @@ def test_the_command_prints_the_loss_and_the_table(run: Path, manifest: Path) ->
     assert "\n".join(table) in done.stdout
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 100 + len(str(run))
-    for line in ("step          4 of 4, 512 tokens, ", "scheme        proj, decay sqrt", "saved in      tp 2, pp 1"):
+    for line in (
+        "step          4 of 4, 512 tokens, ",
+        "scheme        proj, decay sqrt",
+        "saved in      tp 2, pp 1, dp 1",
+    ):
         assert line in done.stdout
 
 
@@ -132,6 +137,19 @@ def test_json_holds_the_same(run: Path) -> None:
     assert found["loss"] > 0
 
 
+def test_a_configuration_is_compared(run: Path, tmp_path: Path) -> None:
+    """The run's own file has no differences; the demo has those that the command line made."""
+    same = inspect(str(run), "--json", "--config", str(run / "config.yaml"))
+    assert json.loads(same.stdout)["differences"] == []
+    other = tmp_path / "other.yaml"
+    other.write_text((run / "config.yaml").read_text().replace("steps: 4", "steps: 5").replace("tp: 2", "tp: 1"))
+    done = inspect(str(run), "--config", str(other))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"settings      2 are others in {other}:\n" in done.stdout
+    assert "              train.steps: 4 -> 5\n              parallel.tp: 2 -> 1\n" in done.stdout
+    assert f"validation    loss {runs.curve(run, 'validation/loss')[4]:.4f} at step 4" in done.stdout
+
+
 def ask(path: Path, text: Path | None = TEXT, manifest: Path | None = None) -> None:
     run_inspection(Inspection(path=path, text=text, sequences=4, manifest=manifest, as_json=False))
 
@@ -139,7 +157,8 @@ def ask(path: Path, text: Path | None = TEXT, manifest: Path | None = None) -> N
 def test_a_moved_manifest_is_named(run: Path, manifest: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     record = find_checkpoint(copy) / store.RECORD
-    record.write_text(record.read_text().replace(str(manifest), "/gone/manifest.json"))
+    settings = json.loads(record.read_text().replace(str(manifest), "/gone/manifest.json"))["config"]
+    reseal(record.parent, config=settings)
     with pytest.raises(UserError, match=r"data.manifest=/gone/manifest.json does not exist here; .*--manifest PATH"):
         ask(copy)
     moved = Path(shutil.copytree(manifest.parent, tmp_path / "moved")) / "manifest.json"
@@ -185,6 +204,6 @@ def test_settings_of_another_version(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(find_checkpoint(run), tmp_path / "step-00000004"))
     record = json.loads((copy / store.RECORD).read_text())
     record["config"]["model"]["unheard_of"] = 1
-    (copy / store.RECORD).write_text(json.dumps(record))
+    reseal(copy, config=record["config"])
     with pytest.raises(UserError, match=r"config.model.unheard_of: .*; use the version that saved it"):
         ask(copy, None)

@@ -1,6 +1,7 @@
 """Runs that end, are killed, go on: always the losses of the run that nothing happened to, bit for bit."""
 
 import random
+import re
 import shutil
 import time
 from pathlib import Path
@@ -60,7 +61,7 @@ def test_runs_killed_many_times_go_on_bit_for_bit(documents: Path, uninterrupted
 
 
 def killed_run_equals(documents: Path, uninterrupted: Path, folder: Path, kills: int) -> None:
-    """kill -9, by turns at a random moment and in the midst of a save; few steps are gained in between."""
+    """kill -9, by turns at a random moment, in the midst of a save and in an evaluation; few steps are gained."""
     run, log = folder / "killed", folder / "log"
     settings = overrides(documents, run, *KILLED)
     moments = random.Random(time.time_ns())
@@ -68,10 +69,14 @@ def killed_run_equals(documents: Path, uninterrupted: Path, folder: Path, kills:
     for attempt in range(kills):
         processes = runs.start(settings, 2, log)
         _wait_for_progress(log, attempt, processes)
-        if attempt % 2:
-            _wait_for_a_save(run, processes)
-        else:
+        if attempt % 3 == 0:
             time.sleep(moments.uniform(0, 1.0 if kills < 10 else 0.3))
+        elif attempt % 3 == 1:
+            _wait_for_a_save(run, processes)
+            time.sleep(moments.uniform(0, 0.03))
+        else:
+            _wait_for_an_evaluation(log, processes)
+            time.sleep(moments.uniform(0, 0.02))
         hit += any(process.poll() is None for process in processes)
         runs.kill(processes)
     assert hit >= 3, "the runs ended before they were killed: " + log.read_text()
@@ -89,6 +94,17 @@ def _wait_for_progress(log: Path, starts_before: int, processes: list) -> None:
 
 def _wait_for_a_save(run: Path, processes: list) -> None:
     while not list((run / "checkpoints").glob(".partial-*")) and all(process.poll() is None for process in processes):
+        time.sleep(0.002)
+
+
+def _wait_for_an_evaluation(log: Path, processes: list) -> None:
+    """Until a step was reported whose evaluation follows, and whose checkpoint after that."""
+
+    def reported() -> int:
+        return len(re.findall(r"^step (6|12|18|24|30)/30  loss", log.read_text(), re.MULTILINE))
+
+    before = reported()
+    while reported() == before and all(process.poll() is None for process in processes):
         time.sleep(0.002)
 
 

@@ -20,6 +20,21 @@ def demo(*overrides: str) -> Config:
 
 
 BROKEN_SETTINGS = [
+    (
+        "what_is_kept_beside_the_last_can_be_told",
+        ["checkpoint.keep_best=true"],
+        "checkpoint.keep_best=true: all are kept anyway; set checkpoint.keep_last",
+    ),
+    (
+        "what_is_kept_beside_the_last_can_be_told",
+        ["checkpoint.keep_last=2", "checkpoint.every=50", "checkpoint.keep_every=120"],
+        "checkpoint.keep_every=120 is no multiple of checkpoint.every=50",
+    ),
+    (
+        "what_is_kept_beside_the_last_can_be_told",
+        ["checkpoint.keep_last=2", "checkpoint.every=50", "validation.every=20", "checkpoint.keep_best=true"],
+        "checkpoint.every=50 is no multiple of validation.every=20",
+    ),
     ("sizes_are_positive", ["model.num_layers=0"], "model.num_layers=0: must be positive"),
     ("sizes_are_positive", ["parallel.tp=-1"], "parallel.tp=-1: must be positive"),
     ("sizes_are_positive", ["model.init_std=.inf"], "model.init_std=inf: must be positive"),

@@ -64,6 +64,16 @@ def test_ratio_is_the_median_of_the_rounds_ratios() -> None:
     assert (ratio.minimum, ratio.median, ratio.maximum) == (0.9, 1.0, 4.0)
 
 
+def test_a_ratio_of_cpu_time_leaves_the_wall_out() -> None:
+    computed = iter(range(100))
+    turns: dict[str, pairs.Turn] = {"a": lambda: None, "b": lambda: next(computed), "c": lambda: next(computed)}
+    clocks = dict.fromkeys("ab", lambda: next(computed))
+    measured = pairs.interleave(turns, 1, clocks=clocks)
+    assert [timing.cpu for timing in (*measured["a"], *measured["b"])] == [1, 2]
+    assert measured["c"][0].cpu < 1, "the process's own clock"
+    assert pairs.ratio(measured, "b", "a", pairs.cpu).median == 2.0
+
+
 def test_spread() -> None:
     assert pairs.spread([5.0, 1.0, 4.0, 2.0, 3.0]) == pairs.Spread(1.0, 2.0, 3.0, 4.0, 5.0)
     assert pairs.spread([7.0]) == pairs.Spread(*[7.0] * 5)
@@ -94,6 +104,8 @@ def test_every_benchmark_tells_its_options() -> None:
         (["stop"], "invalid choice: 'stop' (choose from"),
         (["step", "--threads", "two"], "'two' is no positive integer"),
         (["step", "--rounds", "0"], "'0' is no positive integer"),
+        (["data", "--only", "speed"], "invalid choice: 'speed'"),
+        (["data", "--folder", "no/such/folder", "--only", "resume"], "error: --folder no/such/folder: No such file"),
         (["step", "--json", "no/such/folder/x.json"], "error: --json no/such/folder/x.json: name a file in a folder"),
     ],
 )
@@ -107,12 +119,12 @@ def test_mistakes_are_told(arguments: list[str], message: str) -> None:
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("precision", ["bf16", "fp32"])
 def test_a_preset_s_step_is_two_micro_batches_on_one_process(preset: str, precision: str) -> None:
-    config = bench_config(preset, precision, micro_batch=3)
+    config = bench_config(PRESETS[preset], precision, micro_batch=3)
     assert (config.train.micro_batch, config.train.global_batch) == (3, 6)
     assert config.train.precision == precision
     assert config.parallel == ParallelSettings()
     assert config.model.vocab_size is not None
-    own = bench_config(preset, precision, micro_batch=None).train
+    own = bench_config(PRESETS[preset], precision, micro_batch=None).train
     assert own.global_batch == 2 * own.micro_batch
 
 
@@ -151,3 +163,42 @@ def test_step_from_the_command_line(tmp_path: Path) -> None:
     assert results["geonorm"]["ratio_to"]["pre_norm"]["median"] > 0
     assert results["plain"]["first_loss"] == pytest.approx(results["pre_norm"]["first_loss"], rel=1e-5)
     assert results["geonorm"]["first_loss"] != pytest.approx(results["pre_norm"]["first_loss"], rel=1e-5)
+
+
+def test_a_turn_is_prepared_outside_its_time() -> None:
+    (timing,) = pairs.interleave({"quick": lambda: None}, 1, lambda: None, lambda: time.sleep(0.05))["quick"]
+    assert timing.wall < 0.05
+
+
+@pytest.mark.dist
+def test_checkpoint_from_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "checkpoint.json"
+    ended = bench(
+        *("checkpoint", "--preset", "tiny", "--rounds", "2", "--threads", "1"),
+        *("--folder", str(tmp_path), "--json", str(path)),
+    )
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads(path.read_text())["results"]
+    assert list(results["rows"]) == ["plain write", "save", "stall", "crc32", "plain read", "load"]
+    assert all(len(turns) == 2 for turns in results["rows"].values())
+    saves = [turn["wall"] for turn in results["rows"]["save"]]
+    stalls = [turn["wall"] for turn in results["rows"]["stall"]]
+    ratios = sorted(stall / save for stall, save in zip(stalls, saves, strict=True))
+    assert results["ratios"]["stall / save"]["median"] == pytest.approx(sum(ratios) / 2)
+    assert results["bytes"] % 12 == 0
+    assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.json"]
+
+
+@pytest.mark.slow
+def test_saving_and_loading_take_the_memory_of_one_parameter(tmp_path: Path) -> None:
+    """Of 374 M parameters: 4.5 GB are written and read; 64 MB are left for buffers and the rest of the process."""
+    path = tmp_path / "checkpoint.json"
+    options = ["--preset", "350m", "--rounds", "1", "--folder", str(tmp_path), "--json", str(path)]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tools.bench", "checkpoint", *options], cwd=REPOSITORY, capture_output=True, text=True
+    )
+    assert ended.returncode == 0, ended.stderr
+    results = json.loads(path.read_text())["results"]
+    assert results["bytes"] > 12 * 300e6
+    for action in ("save", "load"):
+        assert results["memory"][action] < results["memory"]["largest_parameter"] + 64e6, action

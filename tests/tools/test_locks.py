@@ -28,7 +28,10 @@ def pins(lock: Path) -> dict[str, Version]:
 
 def wanted() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    return [Requirement(line) for line in (*project["dependencies"], *project["optional-dependencies"]["dev"])]
+    extras = project["optional-dependencies"]
+    assert f"{project['name']}[hf]" in extras["dev"]
+    lines = (*project["dependencies"], *extras["hf"], *extras["dev"])
+    return [requirement for line in lines if (requirement := Requirement(line)).name != project["name"]]
 
 
 def test_there_is_a_lock_for_each_supported_python() -> None:

@@ -4,6 +4,8 @@ A benchmark is a module with ``add_arguments(parser)`` and ``run(arguments) -> R
 """
 
 BENCHMARKS: dict[str, str] = {
+    "data": "tools.bench.data",
     "step": "tools.bench.step",
+    "checkpoint": "tools.bench.checkpoint",
 }
 """Name on the command line -> module, imported when it is asked for."""

@@ -17,7 +17,7 @@ Turn = Callable[[], object]
 
 @dataclass(frozen=True)
 class Timing:
-    """One turn: seconds on the clock, and seconds that all threads of this process computed meanwhile."""
+    """One turn: seconds on the clock, and seconds of computing meanwhile, by the clock that was chosen."""
 
     wall: float
     cpu: float
@@ -38,21 +38,41 @@ Rounds = dict[str, list[Timing]]
 """Contender -> its turn of every round."""
 
 
-def interleave(contenders: Mapping[str, Turn], rounds: int, synchronize: Callable[[], object]) -> Rounds:
+def wall(timing: Timing) -> float:
+    """Seconds on the clock."""
+    return timing.wall
+
+
+def cpu(timing: Timing) -> float:
+    """Seconds of computing, which others' work on the machine disturbs less."""
+    return timing.cpu
+
+
+def interleave(
+    contenders: Mapping[str, Turn],
+    rounds: int,
+    synchronize: Callable[[], object] = lambda: None,
+    prepare: Callable[[], object] = lambda: None,
+    clocks: Mapping[str, Callable[[], float]] | None = None,
+) -> Rounds:
     """Let every contender take one turn in each of ``rounds`` rounds, always in the same order.
 
     Args:
         contenders: warmed up already: the first turns of anything are slow.
         synchronize: waits for work that a turn left running on a device.
+        prepare: called before each turn and not timed.
+        clocks: seconds of computing, by contender; all threads of this process are counted where none is given.
     """
     timings: Rounds = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, turn in contenders.items():
+            prepare()
+            cpu_clock = (clocks or {}).get(name, time.process_time)
             synchronize()
-            cpu, wall = time.process_time(), time.perf_counter()
+            computed, clock = cpu_clock(), time.perf_counter()
             turn()
             synchronize()
-            timings[name].append(Timing(time.perf_counter() - wall, time.process_time() - cpu))
+            timings[name].append(Timing(time.perf_counter() - clock, cpu_clock() - computed))
     return timings
 
 
@@ -62,9 +82,9 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(min(values), lower, median, upper, max(values))
 
 
-def ratio(timings: Rounds, name: str, peer: str) -> Spread:
-    """Wall time of ``name`` over that of ``peer`` in the same round; above 1 the peer is faster."""
-    return spread([mine.wall / theirs.wall for mine, theirs in zip(timings[name], timings[peer], strict=True)])
+def ratio(timings: Rounds, name: str, peer: str, seconds: Callable[[Timing], float] = wall) -> Spread:
+    """Time of ``name`` over that of ``peer`` in the same round; above 1 the peer is faster."""
+    return spread([seconds(mine) / seconds(theirs) for mine, theirs in zip(timings[name], timings[peer], strict=True)])
 
 
 def cores_given(timings: Sequence[Timing]) -> float:

@@ -15,7 +15,7 @@ from pretrain.rules import check_config
 from tools.bench import pairs
 from tools.bench.contenders import PLAIN, PRE_NORM, WARM_UP_STEPS, Contender, build_contenders, synchronizer
 from tools.bench.report import Report, table
-from tools.bench.step import MICRO_BATCHES, PRESETS
+from tools.bench.step import MICRO_BATCHES, PRESETS, Preset
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> Report:
     launch = read_launch()
     if launch.world_size != 1:
         raise UserError(f"step runs in one process, not in {launch.world_size}; start it without torchrun or srun")
-    config = bench_config(arguments.preset, arguments.precision, arguments.micro_batch)
+    config = bench_config(PRESETS[arguments.preset], arguments.precision, arguments.micro_batch)
     place = parallel.start(launch, config.parallel, config.train.seed)
     contenders = build_contenders(config, place, compiled=arguments.compile)
     timings = pairs.interleave(
@@ -49,9 +49,8 @@ def run(arguments: argparse.Namespace) -> Report:
     )
 
 
-def bench_config(preset: str, precision: str, micro_batch: int | None) -> Config:
+def bench_config(source: Preset, precision: str, micro_batch: int | None) -> Config:
     """The preset's configuration for one process, with the command line's precision and micro batch (or its own)."""
-    source = PRESETS[preset]
     forced = [*source.overrides, f"train.precision={precision}", "parallel.tp=1", "parallel.sp=false", "parallel.pp=1"]
     if micro_batch is not None:
         forced.append(f"train.micro_batch={micro_batch}")

@@ -1,23 +1,22 @@
 import json
 import multiprocessing
+import zlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pretrain.checkpoint import store
+from pretrain.checkpoint.files import DamageError, FileFacts, new_file
 from pretrain.errors import UserError
-
-
-def facts(step: int) -> dict[str, Any]:
-    facts = {"format": store.FORMAT, "state": {"step": step}, "adam_step": step}
-    return facts | {"config": {}, "data_fingerprint": "", "vocab_size": 1}
+from tests.pretrain.checkpoint.small import facts
 
 
 def published(folder: Path, step: int) -> Path:
     partial = store.new_partial(folder, step)
-    (partial / "tensors").write_bytes(b"1234")
-    return store.publish(partial, step, facts(step))
+    with new_file(partial / "tensors") as file:
+        file.write(b"1234")
+    return store.publish(partial, step, facts(step), {"tensors": file.facts})
 
 
 def test_published_checkpoints_only(tmp_path: Path) -> None:
@@ -25,10 +24,27 @@ def test_published_checkpoints_only(tmp_path: Path) -> None:
     for step in (9, 100, 20):
         published(tmp_path, step)
     store.new_partial(tmp_path, 300)
-    (tmp_path / "step-00000400.old").mkdir()
+    (tmp_path / "step-00000400.damaged").mkdir()
     newest = store.newest(tmp_path)
     assert newest == tmp_path / "step-00000100"
-    assert store.read_record(newest) == facts(100) | {"files": {"tensors": 4}}
+    assert [store.step_of(path) for path in store.checkpoints(tmp_path)] == [100, 20, 9]
+    files = {"tensors": {"bytes": 4, "crc32": zlib.crc32(b"1234")}}
+    assert store.read_record(newest) == facts(100) | {"format": store.FORMAT, "files": files}
+    assert store.recorded_files(newest) == {"tensors": FileFacts(4, zlib.crc32(b"1234"))}
+
+
+def test_a_file_that_did_not_arrive_is_not_published(tmp_path: Path) -> None:
+    partial = store.new_partial(tmp_path, 1)
+    (partial / "tensors").write_bytes(b"123")
+    with pytest.raises(OSError, match="tensors has 3 bytes instead of 4"):
+        store.publish(partial, 1, facts(1), {"tensors": FileFacts(4, 0)})
+    assert store.newest(tmp_path) is None
+
+
+def test_a_damaged_one_is_kept_under_a_name_of_its_own(tmp_path: Path) -> None:
+    assert store.set_aside(published(tmp_path, 1)).name == "step-00000001.damaged"
+    assert store.set_aside(published(tmp_path, 1)).name == "step-00000001.damaged-2"
+    assert store.newest(tmp_path) is None
 
 
 def test_others_may_read_a_checkpoint(tmp_path: Path) -> None:
@@ -40,12 +56,14 @@ def test_others_may_read_a_checkpoint(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda folder: (folder / "run.json").write_text("{"), "Expecting property name"),
-        (lambda folder: (folder / "run.json").write_text("[]"), "run.json has no"),
-        (lambda folder: (folder / "run.json").write_text("{}"), "run.json has no"),
+        (lambda folder: (folder / "run.json").write_text("[]"), "run.json is no record"),
+        (lambda folder: _rewrite(folder, config=None, sealed=False), "run.json is not as it was written"),
         (lambda folder: (folder / "run.json").unlink(), "No such file"),
         (lambda folder: (folder / "tensors").unlink(), "No such file"),
-        (lambda folder: (folder / "tensors").write_bytes(b"123"), "tensors has 3 bytes instead of 4"),
+        (lambda folder: (folder / "tensors").write_text("123"), "tensors has 3 bytes instead of 4"),
+        (lambda folder: _rewrite(folder, adam_step=None), "run.json has no adam_step"),
         (lambda folder: _rewrite(folder, files=5), "object has no attribute"),
+        (lambda folder: _rewrite(folder, files={"../x": {"bytes": 1, "crc32": 1}}), "../x lies outside the checkpoint"),
         (lambda folder: _rewrite(folder, state={"step": "x"}), "code"),
         (lambda folder: _rewrite(folder, state=facts(7)["state"]), "it was saved at step 7"),
     ],
@@ -53,7 +71,7 @@ def test_others_may_read_a_checkpoint(tmp_path: Path) -> None:
 def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
     checkpoint = published(tmp_path, 1)
     damage(checkpoint)
-    with pytest.raises(UserError, match=f"is damaged .*{message}.*remove it to go on from the one before"):
+    with pytest.raises(DamageError, match=f"is damaged: .*{message}"):
         store.read_record(checkpoint)
 
 
@@ -64,9 +82,14 @@ def test_another_format_is_not_damage(tmp_path: Path) -> None:
         store.read_record(checkpoint)
 
 
-def _rewrite(folder: Path, **changes: Any) -> None:
-    record = json.loads((folder / "run.json").read_text())
-    (folder / "run.json").write_text(json.dumps(record | changes))
+def _rewrite(folder: Path, sealed: bool = True, **changes: Any) -> None:
+    """As a forger would, with the right seal; None removes a key."""
+    record = json.loads((folder / "run.json").read_text()) | changes
+    record = {key: value for key, value in record.items() if value is not None}
+    if sealed:
+        del record["crc32"]
+        record["crc32"] = zlib.crc32(json.dumps(record, sort_keys=True).encode())
+    (folder / "run.json").write_text(json.dumps(record))
 
 
 def test_partial_folders_are_never_used_twice_and_go_at_the_next_start(tmp_path: Path) -> None:

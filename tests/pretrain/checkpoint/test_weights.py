@@ -1,6 +1,5 @@
 """Weights alone: saved in four processes, read in one; and checkpoints that lie."""
 
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -15,6 +14,7 @@ from pretrain.errors import UserError
 from pretrain.inspect_checkpoint import load_model, read
 from tests.launch import launch
 from tests.pretrain import tiny
+from tests.pretrain.checkpoint.small import flip_a_byte, forge_contents, forge_tensors, reseal
 from tests.pretrain.inspect_worker import CASES, config_of, rows
 
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("single_process")]
@@ -61,18 +61,8 @@ def test_the_loss_needs_the_checkpoint(saved: Path) -> None:
 
 def test_another_model_is_refused(saved: Path) -> None:
     module = load(saved, "peri_ln")
-    with pytest.raises(UserError, match=r"does not fit its own record: .* is None instead of"):
+    with pytest.raises(UserError, match=r"does not fit its own record: .* is missing instead of"):
         load_weights(module, checkpoint_of(saved, "ngpt_lerp"), tiny.VOCAB)
-
-
-class Attack:
-    """Runs a command when it is unpickled."""
-
-    def __init__(self, mark: Path) -> None:
-        self.mark = mark
-
-    def __reduce__(self) -> Any:
-        return os.system, (f"touch {self.mark}",)
 
 
 @pytest.fixture
@@ -82,13 +72,20 @@ def forged(saved: Path, tmp_path: Path) -> Path:
 
 def test_a_forged_table_of_contents_runs_nothing(forged: Path, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
-    attack = pickle.dumps(Attack(mark))
-    pickle.loads(attack)
+    forge_contents(forged, mark)
+    pickle.loads((forged / ".metadata").read_bytes())
     assert mark.exists(), "the attack itself is broken"
     mark.unlink()
-    (forged / ".metadata").write_bytes(attack)
     with pytest.raises(UserError, match=r"it names posix.system, which is no part of a checkpoint"):
         count_parameters(forged)
+    assert not mark.exists()
+
+
+def test_forged_tensors_run_nothing(saved: Path, forged: Path, tmp_path: Path) -> None:
+    module, mark = load(saved, "peri_ln"), tmp_path / "mark"
+    forge_tensors(forged, mark)
+    with pytest.raises(UserError, match=r"is damaged: its tensors cannot be read \(UnpicklingError\)"):
+        load_weights(module, forged, tiny.VOCAB)
     assert not mark.exists()
 
 
@@ -96,6 +93,7 @@ def forge(checkpoint: Path, change: Any) -> None:
     metadata: Metadata = pickle.loads((checkpoint / ".metadata").read_bytes())
     change(metadata)
     (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+    reseal(checkpoint)
 
 
 KEY = "fp32.decoder.layers.1.mlp.linear_fc2.weight"
@@ -133,7 +131,11 @@ def test_a_broken_table_of_contents_gets_one_line(forged: Path, content: bytes) 
 
 def test_broken_tensors_get_one_line(saved: Path, forged: Path) -> None:
     module = load(saved, "peri_ln")
-    for file in forged.glob("*.distcp"):
-        file.write_bytes(b"\0" * file.stat().st_size)
+    (file, *_) = forged.glob("*.distcp")
+    flip_a_byte(file)
+    with pytest.raises(UserError, match=f"is damaged: {file.name} has the crc32 "):
+        load_weights(module, forged, tiny.VOCAB)
+    file.write_bytes(b"\0" * file.stat().st_size)
+    reseal(forged)
     with pytest.raises(UserError, match="is damaged: its tensors cannot be read"):
         load_weights(module, forged, tiny.VOCAB)

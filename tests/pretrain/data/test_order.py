@@ -1,8 +1,10 @@
+import hashlib
+
 import numpy as np
 import pytest
 
 from pretrain.data import order
-from pretrain.data.order import SampleOrder
+from pretrain.data.order import SampleOrder, permutation
 
 SIZES = [5, 1, 17, 8, 8, 30]
 SAMPLES = sum(SIZES)
@@ -54,6 +56,14 @@ def test_a_block_holds_neighbouring_shards_only() -> None:
 def test_one_block_is_permuted_over_all_its_shards() -> None:
     ids = epoch(SampleOrder(SIZES, seed=0), 0)
     assert np.count_nonzero(np.diff(ids) == 1) < SAMPLES // 4
+
+
+def test_a_permutation_sorts_the_raw_stream_of_its_key() -> None:
+    # The definition that runs go on by; 2^17 keys leave ties in the upper 32 bits.
+    for size, key in ((1, "a"), (5, "b"), (1 << 17, "c")):
+        seed = int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest(), "little")
+        keys = np.random.PCG64(seed).random_raw(size)
+        np.testing.assert_array_equal(permutation(size, key), np.argsort(keys, kind="stable"))
 
 
 def test_the_order_never_changes_between_releases() -> None:

@@ -1,0 +1,1 @@
+"""Models out to Hugging Face and in from there."""

@@ -1,0 +1,64 @@
+"""One of four ranks: ``FOLDER``. Saves in some layouts and goes on from there in others, twenty steps each.
+
+Global rank 0 writes ``losses.json``: for each saved layout the losses of the run that stayed and of those that moved.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from pretrain import parallel
+from pretrain.checkpoint import loading, saving, store
+from pretrain.engine import Engine
+from pretrain.launch import read_launch
+from pretrain.parallel import Place
+from pretrain.schedule import learning_rate
+from tests.pretrain import tiny
+from tests.pretrain.checkpoint.small import facts
+
+SAVED, STEPS = 3, 23
+MOVES = {"tp2pp2sp": ["tp2pp2sp", "dp4"], "dp4": ["tp2dp2"], "pp2dp2": ["tp2pp2sp"]}
+LAYOUTS = tiny.LAYOUTS | {"dp4": tiny.LAYOUTS["one"]}
+
+
+def start(layout: str) -> tuple[Engine, Place]:
+    parallel.dissolve()
+    config = tiny.config("one", model={"dropout": 0.0}, parallel=vars(LAYOUTS[layout]))
+    place = parallel.arrange(torch.device("cpu"), LAYOUTS[layout], config.train.seed)
+    return Engine(config, config.model, tiny.TOKEN_COUNTS, place), place
+
+
+def train(engine: Engine, place: Place, first: int, last: int) -> list[float]:
+    settings = tiny.config("one").optimizer
+    losses = []
+    for step in range(first, last):
+        share = engine.forward_backward(tiny.micro_batches(step, place.dp_rank, place.dp_size), step)
+        engine.step(learning_rate(step, STEPS, settings))
+        losses.append(float(engine.sum_shares(share)))
+    return losses
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    parallel.start(read_launch(), tiny.LAYOUTS["one"], seed=0)
+    found: dict[str, dict[str, list[float]]] = {}
+    for saved, others in MOVES.items():
+        engine, place = start(saved)
+        train(engine, place, 0, SAVED)
+        saving.save(engine, folder / saved, SAVED, tiny.VOCAB, facts(SAVED))
+        found[saved] = {"stayed": train(engine, place, SAVED, STEPS)}
+        checkpoint = folder / saved / f"step-{SAVED:08d}"
+        for other in others:
+            engine, place = start(other)
+            loading.load(engine, checkpoint, tiny.VOCAB, store.read_record(checkpoint))
+            found[saved][other] = train(engine, place, SAVED, STEPS)
+    if dist.get_rank() == 0:
+        (folder / "losses.json").write_text(json.dumps(found))
+    parallel.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

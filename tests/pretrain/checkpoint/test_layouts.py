@@ -1,0 +1,24 @@
+"""What was saved in one layout goes on in any other, over twenty steps."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.launch import launch
+
+pytestmark = pytest.mark.dist
+
+
+def test_a_run_goes_on_in_any_layout(tmp_path: Path) -> None:
+    launch("tests.pretrain.checkpoint.layouts_worker", 4, str(tmp_path))
+    for saved, runs in json.loads((tmp_path / "losses.json").read_text()).items():
+        stayed = runs.pop("stayed")
+        assert len(stayed) == 20
+        assert max(stayed) - min(stayed) > 0.1, "nothing was learned, so nothing was compared"
+        for loaded, losses in runs.items():
+            case = f"{saved} -> {loaded}"
+            if loaded == saved:
+                assert losses == stayed, case
+            assert losses[0] == pytest.approx(stayed[0], rel=1e-6), case
+            assert losses[-1] == pytest.approx(stayed[-1], rel=1e-4), case
