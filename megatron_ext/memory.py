@@ -145,7 +145,7 @@ def measure(model: ModelSettings, parallel: ParallelSettings, micro_batch: int, 
         # As the engine does: a gradient is added to where gradients accumulate, and gone.
         parameter.register_post_accumulate_grad_hook(_forget_gradient)
     kept, alive = SavedTensors(stage), LiveBytes()
-    marks = _mark_the_layers(stage, kept, alive)
+    marks = _mark_the_head(stage, kept, alive)
     tokens = torch.zeros(micro_batch, model.sequence_length, dtype=torch.int64, device="meta")
     positions = torch.arange(model.sequence_length, device="meta").expand(micro_batch, -1)
     with alive:
@@ -166,19 +166,18 @@ def measure(model: ModelSettings, parallel: ParallelSettings, micro_batch: int, 
     )
 
 
-def _mark_the_layers(stage: Any, kept: "SavedTensors", alive: "LiveBytes") -> dict[str, int]:
-    """Note what is kept when the last layer ends, and the peaks until there, and until the backward pass is back."""
+def _mark_the_head(stage: Any, kept: "SavedTensors", alive: "LiveBytes") -> dict[str, int]:
+    """Note what is kept when the head begins, and the peaks until there, and until the backward pass is back."""
     marks: dict[str, int] = {}
 
     def back(gradient: Tensor) -> None:
         marks["head"] = alive.restart()
 
-    def layer_ends(module: nn.Module, inputs: Any, output: Any) -> None:
-        states = output[0] if isinstance(output, tuple) else output
+    def head_begins(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         marks["saved"], marks["forward"] = kept.bytes, alive.restart()
-        states.register_hook(back)
+        inputs[0].register_hook(back)
 
-    stage.decoder.layers[-1].register_forward_hook(layer_ends)
+    (stage.decoder.final_layernorm or stage.output_layer).register_forward_pre_hook(head_begins)
     return marks
 
 

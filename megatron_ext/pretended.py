@@ -50,11 +50,7 @@ def pretended_rank(parallel: ParallelSettings, pp_rank: int = 0) -> Iterator[Non
 
 
 class OnMeta(TorchFunctionMode):
-    """Make every new tensor on the meta device, and keep for the backward pass what the target's kernels would keep.
-
-    The autograd engine must be entered by :func:`torch.autograd.backward`: the method `Tensor.backward` would run
-    without the mode.
-    """
+    """Make every new tensor on the meta device, and keep for the backward pass what the target's kernels would keep."""
 
     def __init__(self, target: Target) -> None:
         super().__init__()
@@ -64,11 +60,24 @@ class OnMeta(TorchFunctionMode):
         self, function: Any, types: Any, arguments: tuple[Any, ...] = (), named: dict[str, Any] | None = None
     ) -> Any:
         named = dict(named or {})
+        if function is torch.autograd.backward:
+            with self:  # a mode is off while it answers, and the backward pass makes tensors too
+                return _backward(*arguments, **named)
         if named.get("device") is not None:
             named["device"] = "meta"
         if function is torch.Tensor.to and len(arguments) > 1 and isinstance(arguments[1], (torch.device, str, int)):
             arguments = (arguments[0], "meta", *arguments[2:])
         return self.kernels.get(function, function)(*arguments, **named)
+
+
+def _backward(tensors: Any, grad_tensors: Any = None, **usual: Any) -> None:
+    """torch.autograd.backward with its usual settings, without asking the mode again."""
+    outputs = (tensors,) if isinstance(tensors, Tensor) else tuple(tensors)
+    given = (grad_tensors,) if isinstance(grad_tensors, Tensor) else grad_tensors
+    upstream = tuple(torch.ones_like(output) for output in outputs) if given is None else tuple(given)
+    torch.autograd.graph._engine_run_backward(
+        outputs, upstream, False, False, (), allow_unreachable=True, accumulate_grad=True
+    )
 
 
 class _FusedAttention(torch.autograd.Function):
@@ -109,8 +118,8 @@ def _attention_on_cpu(query: Tensor, key: Tensor, value: Tensor, **named: Any) -
     return _fused_attention(query, key, value)
 
 
-def _fused_rms_norm(states: Tensor, shape: Any, gain: Tensor, eps: float | None = None) -> Any:
-    return _FusedRMSNorm.apply(states, gain)  # type: ignore[no-untyped-call]
+def _fused_rms_norm(states: Tensor, shape: Any, weight: Tensor, eps: float | None = None) -> Any:
+    return _FusedRMSNorm.apply(states, weight)  # type: ignore[no-untyped-call]
 
 
 KERNELS: Mapping[Target, Mapping[Any, Callable[..., Any]]] = {

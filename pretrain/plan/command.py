@@ -90,13 +90,14 @@ def _machines(config: Config, asked: PlanRequest) -> Machines:
 def _data(config: Config) -> tuple[int, int | None]:
     """Vocabulary, and tokens of one epoch where the data are at hand."""
     places = [dataset.manifest for dataset in named(config.data)]
-    if all(not is_remote(place) and local_path(place).exists() for place in places):
+    if places and all(not is_remote(place) and local_path(place).exists() for place in places):
         datasets = load_datasets(config.data)
         check_data(config, datasets)
         sequence = config.model.sequence_length
         return vocabulary(config, datasets), sum(dataset.samples(sequence) * sequence for dataset in datasets)
     if config.model.vocab_size is None:
-        raise UserError(f"{places[0]} is not here, so the vocabulary is unknown; give it as model.vocab_size=N")
+        where = ", ".join(places) or "the tokenizer"
+        raise UserError(f"{where} cannot be read here, so the vocabulary is unknown; give it as model.vocab_size=N")
     return config.model.vocab_size, None
 
 
