@@ -6,10 +6,10 @@ from megatron_ext.schemes import scheme_of
 from megatron_ext.settings import ModelSettings
 
 CONVENTION = (
-    "6 x parameters in matrices (embedding look-up not counted) + 12 x layers x hidden size x sequence a token: PaLM, "
-    "arXiv 2204.02311, appendix B; attention as if not causal, recomputation not counted"
+    "a token 6 x parameters in matrices (no embedding) + 12 x layers x hidden size x sequence, as PaLM counts MFU",
+    "(arXiv 2204.02311, appendix B): attention as if not causal, nothing for recomputation, norms and residual steps",
 )
-"""How model FLOPs, and so model FLOPs utilisation (MFU), are counted."""
+"""How model FLOPs, and so model FLOPs utilisation (MFU), are counted, in two lines."""
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _TABLE}
 """By the name that command lines take."""
 
 NETWORK_GB = 25.0
-"""Between machines, 10^9 bytes/s for each GPU in each direction: an assumption, 200 Gbit/s."""
+"""Between machines, 10^9 bytes/s in each direction: an assumption, an adapter of 200 Gbit/s for each GPU."""
 
 DEFAULT_GPU = "h100"
 

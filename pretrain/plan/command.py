@@ -18,6 +18,9 @@ from pretrain.plan.warnings import warnings_of
 from pretrain.resume import vocabulary
 from pretrain.rules import check_config, check_data, check_layout
 
+_WORTH = 0.95
+"""Of the time, below which another layout is worth telling."""
+
 
 @dataclass(frozen=True)
 class PlanRequest:
@@ -102,11 +105,11 @@ def _data(config: Config) -> tuple[int, int | None]:
 
 
 def _better(now: Layout, best: Layout | None, machines: Machines) -> Layout | None:
-    """The best layout if it is worth a change."""
+    """The best layout if it is worth a change: what is told of its time is an estimate."""
     if best is None or not changes(now.config, best.config):
         return None
     fits = now.memory.total <= machines.usable_bytes
-    return best if not fits or best.time.total < 0.98 * now.time.total else None
+    return best if not fits or best.time.total < _WORTH * now.time.total else None
 
 
 def _advice(config: Config, other: Layout | None) -> str:

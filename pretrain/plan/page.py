@@ -67,7 +67,8 @@ def _time(plan: Plan) -> list[str]:
         f"MFU of the whole step {time.mfu:.0%}",
         f"run     {plan.config.train.steps:,} steps, {_count(plan.tokens)} tokens{_epochs(plan)}, {_duration(run)}, "
         f"{run / 3600 * machines.gpus:,.0f} GPU hours (validation and checkpoints not counted)",
-        f"FLOPs   {CONVENTION}",
+        f"FLOPs   {CONVENTION[0]}",
+        f"        {CONVENTION[1]}",
     ]
 
 
@@ -122,6 +123,6 @@ def _count(number: float) -> str:
 
 def _duration(seconds: float) -> str:
     for name, size in _UNITS:
-        if seconds >= 2 * size:
+        if seconds >= (2 if size > 1 else 1) * size:
             return f"{seconds / size:.3g} {name}"
     return f"{1000 * seconds:.3g} ms"

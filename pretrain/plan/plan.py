@@ -73,7 +73,7 @@ class Plan:
             "fits": self.fits,
             "step_tokens": self.step_tokens,
             "step_flops": self.flops,
-            "flops_convention": CONVENTION,
+            "flops_convention": " ".join(CONVENTION),
             "step_seconds": dataclasses.asdict(self.layout.time) | {"total": self.layout.time.total},
             "bubble_share": self.bubble,
             "run_tokens": self.tokens,

@@ -64,7 +64,7 @@ def step_time(config: Config, parts: StageParts, vocab_size: int, gpus: int, gpu
     recompute = micro_batches * again / parallel.pp
     bubble = (micro_batches + parallel.pp - 1) * pace - model - recompute
     tensor = _tensor_seconds(config, gpu) * (micro_batches + parallel.pp - 1)
-    data = _data_seconds(config, parts, dp, gpus, gpu)
+    data = _data_seconds(config, parts, dp, gpu)
     total = model + recompute + bubble + tensor + data
     return StepTime(model, recompute, bubble, tensor, data, mfu * model / total)
 
@@ -77,12 +77,23 @@ def _tensor_seconds(config: Config, gpu: Gpu) -> float:
     passes = 3 if model.recompute == "full" else 2
     states = config.train.micro_batch * model.sequence_length * model.hidden_size * dtype_of(config).itemsize
     sent = 2 * (parallel.tp - 1) / parallel.tp * states
-    speed = gpu.link_gb if parallel.tp <= gpu.per_node else min(gpu.link_gb, NETWORK_GB)
-    return model.num_layers / parallel.pp * 2 * passes * sent / (speed * 1e9)
+    return model.num_layers / parallel.pp * 2 * passes * sent / _ring_speed(gpu, parallel.tp, 1)
 
 
-def _data_seconds(config: Config, parts: StageParts, dp: int, gpus: int, gpu: Gpu) -> float:
+def _data_seconds(config: Config, parts: StageParts, dp: int, gpu: Gpu) -> float:
     """An all-reduce of the fp32 gradients and an all-gather of the weights, of the stage that holds most."""
     held = max(parameters_held(config, parts, stage_of(config, dp, rank)) for rank in range(config.parallel.pp))
     sent = (dp - 1) / dp * held * (2 * 4 + dtype_of(config).itemsize)
-    return sent / ((gpu.link_gb if gpus <= gpu.per_node else min(gpu.link_gb, NETWORK_GB)) * 1e9)
+    return sent / _ring_speed(gpu, dp, config.parallel.tp)
+
+
+def _ring_speed(gpu: Gpu, size: int, stride: int) -> float:
+    """Bytes/s that each of `size` GPUs, every `stride`-th one, sends in a ring of them.
+
+    A ring over several machines enters and leaves each by the network, over as many of its adapters as it has members
+    there, one for each GPU.
+    """
+    if size * stride <= gpu.per_node:
+        return gpu.link_gb * 1e9
+    members = max(1, gpu.per_node // stride)
+    return min(gpu.link_gb, members * NETWORK_GB) * 1e9

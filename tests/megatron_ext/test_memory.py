@@ -118,12 +118,12 @@ def test_a_gpus_kernels_keep_less() -> None:
             for target in ("cpu", "cuda")
         )
         assert on_gpu.layer_saved < on_cpu.layer_saved
-    # RMSNorm twice: on a GPU its input and a number a row, on the CPU two fp32 copies beside.
+    # RMSNorm twice: on a GPU its input in bf16 and a number a row, on the CPU two fp32 copies instead.
     rows, hidden = 2 * small.SEQUENCE, 32
     both = [
         stage_parts(model_of("pre_norm"), ParallelSettings(), 2, torch.bfloat16, target) for target in ("cpu", "cuda")
     ]
-    assert both[0].layer_saved - both[1].layer_saved == pytest.approx(2 * 2 * 4 * rows * hidden, rel=0.1)
+    assert both[0].layer_saved - both[1].layer_saved == pytest.approx(2 * (8 - 2) * rows * hidden, rel=0.01)
 
 
 def test_bytes_at_work() -> None:
@@ -135,7 +135,7 @@ def test_bytes_at_work() -> None:
     again = stage_parts(dataclasses.replace(model, recompute="full"), ParallelSettings(), 2, torch.bfloat16, "cuda")
     assert again.layer_saved < parts.layer_saved / 5
     assert again.layer_work > parts.layer_saved - again.layer_saved
-    assert again.head_work == parts.head_work
+    assert again.head_work == pytest.approx(parts.head_work, rel=0.001)
 
 
 def test_live_bytes() -> None:
