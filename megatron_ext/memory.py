@@ -175,7 +175,7 @@ def _mark_the_head(stage: Any, kept: "SavedTensors", alive: "LiveBytes") -> dict
 
     def head_begins(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         marks["saved"], marks["forward"] = kept.bytes, alive.restart()
-        inputs[0].register_hook(back)
+        inputs[0].register_hook(back)  # type: ignore[no-untyped-call]
 
     (stage.decoder.final_layernorm or stage.output_layer).register_forward_pre_hook(head_begins)
     return marks

@@ -62,7 +62,9 @@ def rate(config: Config, parts: StageParts, vocab_size: int, machines: Machines)
 def measured(config: Config, vocab_size: int, micro_batch: int | None = None) -> StageParts:
     """Parts of the config's model on a GPU, for its own micro batch or another."""
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
-    return stage_parts(model, config.parallel, micro_batch or config.train.micro_batch, dtype_of(config), "cuda")
+    # Parts are the same for every pp: measured once.
+    layout = dataclasses.replace(config.parallel, pp=1)
+    return stage_parts(model, layout, micro_batch or config.train.micro_batch, dtype_of(config), "cuda")
 
 
 def best_layout(config: Config, vocab_size: int, machines: Machines) -> Layout | None:

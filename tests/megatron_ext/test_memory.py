@@ -86,11 +86,11 @@ def test_running_groups_are_left_alone(real_groups: None) -> None:
 
 
 @pytest.mark.parametrize("changes", [{}, {"tie_embeddings": True, "positions": "learned"}], ids=["own", "tied"])
-@pytest.mark.parametrize("scheme", ["geonorm", "proj", "peri_ln", "pre_dyt", "post_norm", "ngpt_lerp"])
+@pytest.mark.parametrize("scheme", ["proj", "peri_ln", "pre_dyt", "post_norm"])
 def test_parameters_of_every_rank_are_exact(scheme: str, changes: dict[str, Any]) -> None:
     residual = {"radius": "learned"} if SCHEMES[scheme].on_sphere else {}
     model = small.settings(scheme, residual, num_layers=4, linear_bias=True, qk_norm=True, **changes)
-    for tp, pp in ((1, 1), (2, 1), (1, 2), (2, 2)):
+    for tp, pp in ((1, 1), (2, 2)):
         layout = ParallelSettings(tp=tp, sp=tp > 1, pp=pp)
         parts = stage_parts(model, layout, 1, torch.bfloat16, "cuda")
         for pp_rank in range(pp):
