@@ -98,6 +98,7 @@ def test_bad_settings_are_refused_as_by_a_run() -> None:
     assert "\n" not in str(bad.value)
 
 
+@pytest.mark.dist
 def test_deepspeed_holds_what_is_planned() -> None:
     held, in_bf16, in_fp32 = map(int, launch("tests.pretrain.plan.state_worker", 2)[0].split())
     assert in_bf16 == pytest.approx(sum(persistent_bytes(held, 2, 1, "bf16")), rel=0.01)
