@@ -1,5 +1,7 @@
 """A plan as a page of text."""
 
+import textwrap
+
 from megatron_ext.flops import CONVENTION
 from pretrain.plan.layouts import Layout, changes
 from pretrain.plan.plan import Plan
@@ -85,7 +87,9 @@ def _disk(plan: Plan) -> list[str]:
 
 
 def _remarks(plan: Plan) -> list[str]:
-    lines = [f"warning: {line}" for line in plan.warnings]
+    lines = [
+        part for line in plan.warnings for part in textwrap.wrap(f"warning: {line}", 120, subsequent_indent=" " * 9)
+    ]
     if plan.better is not None:
         lines += [
             f"better:  {' '.join(changes(plan.config, plan.better.config))}",
