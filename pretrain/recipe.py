@@ -79,11 +79,16 @@ def _section(tree: dict[str, Any], name: str) -> dict[str, Any]:
     return section if isinstance(section, dict) else {}
 
 
-def advice(scheme: str, on_sphere: bool, output_bias: str) -> list[str]:
-    """One line for each setting that works but is known to harm, for the start of a run."""
+def advice(scheme: str, on_sphere: bool, output_bias: str, counted: bool) -> list[str]:
+    """One line for each setting that works but is known to harm, for the start of a run.
+
+    Args:
+        counted: whether the data tell how often each token occurs.
+    """
     if output_bias != "unigram" and on_sphere:
+        shards = "" if counted else ", on shards built by python -m tools.shards,"
         return [
             f"model.output_bias={output_bias} with the scheme {scheme}: without a bias that starts at the token "
-            f"frequencies the states may collapse to one direction early on; unigram avoids it"
+            f"frequencies the states may collapse to one direction early on; unigram{shards} avoids it"
         ]
     return []

@@ -117,7 +117,9 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board) -> Non
         flush=True,
     )
     residual = config.model.residual
-    for line in advice(residual.scheme, scheme_of(residual).on_sphere, config.model.output_bias):
+    for line in advice(
+        residual.scheme, scheme_of(residual).on_sphere, config.model.output_bias, config.data.mode == "shards"
+    ):
         print(f"warning: {line}", flush=True)
     for change in changed_settings(config, start.record) if start.checkpoint else []:
         print(f"changed since then: {change}", flush=True)

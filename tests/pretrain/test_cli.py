@@ -74,7 +74,7 @@ def test_alone(manifest: Path, tmp_path: Path) -> None:
     next(folder.glob("checkpoints/step-00000008/__*.distcp")).unlink()
     damaged = run(command(*settings, "train.steps=9"))
     assert (damaged.returncode, damaged.stderr.count("\n")) == (2, 1)
-    assert "remove it to go on from the one before" in damaged.stderr
+    assert "checkpoint.on_damage=previous goes on from the one before" in damaged.stderr
 
 
 @pytest.mark.usefixtures("single_process")

@@ -52,7 +52,10 @@ def test_a_broken_tree_is_left_to_the_validation(broken: dict[str, Any]) -> None
 
 
 def test_a_sphere_without_a_bias_is_warned_of() -> None:
-    (line,) = advice("geonorm", on_sphere=True, output_bias="none")
+    (line,) = advice("geonorm", on_sphere=True, output_bias="none", counted=True)
     assert line.startswith("model.output_bias=none with the scheme geonorm")
-    assert not advice("geonorm", on_sphere=True, output_bias="unigram")
-    assert not advice("pre_norm", on_sphere=False, output_bias="none")
+    assert line.endswith("; unigram avoids it")
+    (line,) = advice("geonorm", on_sphere=True, output_bias="none", counted=False)
+    assert line.endswith("; unigram, on shards built by python -m tools.shards, avoids it")
+    assert not advice("geonorm", on_sphere=True, output_bias="unigram", counted=True)
+    assert not advice("pre_norm", on_sphere=False, output_bias="none", counted=True)

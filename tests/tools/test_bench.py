@@ -187,18 +187,3 @@ def test_checkpoint_from_the_command_line(tmp_path: Path) -> None:
     assert results["ratios"]["stall / save"]["median"] == pytest.approx(sum(ratios) / 2)
     assert results["bytes"] % 12 == 0
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.json"]
-
-
-@pytest.mark.slow
-def test_saving_and_loading_take_the_memory_of_one_parameter(tmp_path: Path) -> None:
-    """Of 374 M parameters: 4.5 GB are written and read; 64 MB are left for buffers and the rest of the process."""
-    path = tmp_path / "checkpoint.json"
-    options = ["--preset", "350m", "--rounds", "1", "--folder", str(tmp_path), "--json", str(path)]
-    ended = subprocess.run(
-        [sys.executable, "-m", "tools.bench", "checkpoint", *options], cwd=REPOSITORY, capture_output=True, text=True
-    )
-    assert ended.returncode == 0, ended.stderr
-    results = json.loads(path.read_text())["results"]
-    assert results["bytes"] > 12 * 300e6
-    for action in ("save", "load"):
-        assert results["memory"][action] < results["memory"]["largest_parameter"] + 64e6, action

@@ -9,14 +9,12 @@ from pathlib import Path
 
 from tools.arguments import positive_int
 from tools.bench.report import Report
-from tools.bench.step import PRESETS, Preset
-
-MODELS: dict[str, Preset] = PRESETS | {"350m": Preset("geonorm_350m.yaml", ("model.vocab_size=32000",))}
+from tools.bench.step import PRESETS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this benchmark."""
-    parser.add_argument("--preset", choices=MODELS, default="125m", help="size of the model (default: 125m)")
+    parser.add_argument("--preset", choices=PRESETS, default="125m", help="size of the model (default: 125m)")
     parser.add_argument("--rounds", type=positive_int, default=5, metavar="N", help="turns of each row (default: 5)")
     parser.add_argument("--folder", type=Path, default=Path(), help="on the disk in question (default: here)")
 

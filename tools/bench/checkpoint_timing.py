@@ -18,9 +18,9 @@ from pretrain.engine import Engine
 from pretrain.errors import UserError
 from pretrain.launch import read_launch
 from tools.bench import pairs
-from tools.bench.checkpoint import MODELS
 from tools.bench.contenders import random_batches, synchronizer, uniform_counts
 from tools.bench.report import Report, table
+from tools.bench.step import PRESETS
 from tools.bench.step_timing import bench_config
 
 WRITE, SAVE, STALL, SUM, READ, LOAD = "plain write", "save", "stall", "crc32", "plain read", "load"
@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> Report:
         raise UserError(
             f"checkpoint runs in one process, not in {launch.world_size}; start it without torchrun or srun"
         )
-    config = bench_config(MODELS[arguments.preset], "bf16", None)
+    config = bench_config(PRESETS[arguments.preset], "bf16", None)
     place = parallel.start(launch, config.parallel, config.train.seed)
     engine = Engine(config, config.model, uniform_counts(config), place)
     engine.forward_backward(random_batches(config, place.device)[:1])

@@ -22,3 +22,14 @@ def test_a_run_goes_on_in_any_layout(tmp_path: Path) -> None:
                 assert losses == stayed, case
             assert losses[0] == pytest.approx(stayed[0], rel=1e-6), case
             assert losses[-1] == pytest.approx(stayed[-1], rel=1e-4), case
+
+
+@pytest.mark.slow
+def test_saving_and_loading_take_the_memory_of_one_parameter(tmp_path: Path) -> None:
+    """And a fixed buffer, for which 64 MB are left; 3.8 GB are written and read."""
+    (output,) = launch("tests.pretrain.checkpoint.memory_worker", 1, str(tmp_path), timeout=1200)
+    found = json.loads(output.splitlines()[-1])
+    print(found)
+    assert found["parameters"] > 300e6
+    for action in ("save", "load"):
+        assert found[action] < found["largest"] + 64e6, action

@@ -1,0 +1,139 @@
+"""Memory of one rank of a run."""
+
+from dataclasses import dataclass
+
+import torch
+
+from megatron_ext.memory import StageParts
+from pretrain.config import Config
+
+RUNTIME_BYTES = 2 * 2**30
+"""CUDA's context, NCCL's channels, kernels and their workspaces: an assumption."""
+
+USABLE = 0.92
+"""Share of a GPU that tensors can fill; the rest is lost between blocks of the allocator: an assumption."""
+
+_REDUCE_BUCKET = 500_000_000
+"""Elements up to which DeepSpeed 0.19.8 copies several gradient buffers into one to reduce it."""
+
+ZERO_DIVIDES = {"optimizer": 1, "gradients": 2, "weights": 3}
+"""The ZeRO stage from which a kind is divided over the data-parallel ranks (arXiv 1910.02054)."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A pipeline stage of a layout.
+
+    Attributes:
+        pp_rank: from 0.
+        layers: that it holds.
+        in_flight: micro batches whose activations it holds at once, under 1F1B (arXiv 2104.04473).
+        is_last: whether it has the head.
+    """
+
+    pp_rank: int
+    layers: int
+    in_flight: int
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of one rank.
+
+    Attributes:
+        weights: in the training precision.
+        gradients: fp32.
+        optimizer: fp32 masters and both moments of AdamW.
+        activations: kept for backward passes, over the micro batches in flight.
+        work: at the most beyond them: logits and loss, or one layer (with recomputation all that it recomputes).
+        buffers: pipeline messages; or, at the step, when no activations are there, DeepSpeed's copy of the gradients.
+        runtime: :data:`RUNTIME_BYTES`.
+    """
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+    work: int
+    buffers: int
+    runtime: int = RUNTIME_BYTES
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        kinds = (self.weights, self.gradients, self.optimizer, self.activations, self.work, self.buffers, self.runtime)
+        return sum(kinds)
+
+
+def stage_of(config: Config, dp: int, pp_rank: int) -> Stage:
+    """What a pipeline rank holds."""
+    pp = config.parallel.pp
+    micro_batches = config.train.global_batch // (config.train.micro_batch * dp)
+    return Stage(pp_rank, config.model.num_layers // pp, min(pp - pp_rank, micro_batches), pp_rank == pp - 1)
+
+
+def parameters_held(config: Config, parts: StageParts, stage: Stage) -> int:
+    """Parameters on one rank of the stage."""
+    held = (parts.layer * stage.layers).held
+    if stage.pp_rank == 0:
+        held += parts.embedding.held
+    if stage.is_last:
+        held += parts.head.held
+        if config.parallel.pp > 1:
+            held += parts.tied.held
+    return held
+
+
+def model_parameters(config: Config, parts: StageParts) -> int:
+    """Parameters of the whole model, each once, padding of the vocabulary included."""
+    return (parts.embedding + parts.layer * config.model.num_layers + parts.head).whole(config.parallel.tp)
+
+
+def persistent_bytes(held: int, dp: int, zero_stage: int, precision: str) -> tuple[int, int, int]:
+    """Weights, gradients and optimizer state of `held` parameters."""
+    sizes = {"weights": 2 if precision == "bf16" else 4, "gradients": 4, "optimizer": 12}
+    weights, gradients, optimizer = (
+        -(-size * held // (dp if zero_stage >= ZERO_DIVIDES[kind] else 1)) for kind, size in sizes.items()
+    )
+    return weights, gradients, optimizer
+
+
+def rank_memory(config: Config, parts: StageParts, dp: int, pp_rank: int) -> Memory:
+    """Memory of a rank of pipeline stage `pp_rank` at its peak.
+
+    Args:
+        parts: of the config's model, tp, sp and micro batch.
+        dp: data-parallel ranks.
+    """
+    stage = stage_of(config, dp, pp_rank)
+    held = parameters_held(config, parts, stage)
+    weights, gradients, optimizer = persistent_bytes(held, dp, config.zero.stage, config.train.precision)
+    saved = stage.layers * parts.layer_saved + (parts.embedding_saved if pp_rank == 0 else 0)
+    activations = stage.in_flight * saved
+    work = max(parts.layer_work, parts.head_work) if stage.is_last else parts.layer_work
+    buffers = _pipeline_bytes(config, stage)
+    # The step comes after the last backward pass: the larger of both needs counts.
+    copy = 4 * held if held <= _REDUCE_BUCKET and dp > 1 else 0
+    buffers += max(0, copy - activations - work - buffers)
+    return Memory(weights, gradients, optimizer, activations, work, buffers)
+
+
+def fullest(config: Config, parts: StageParts, dp: int) -> tuple[int, Memory]:
+    """Pipeline rank that needs most, and its memory."""
+    ranks = [(pp_rank, rank_memory(config, parts, dp, pp_rank)) for pp_rank in range(config.parallel.pp)]
+    return max(ranks, key=lambda rank: rank[1].total)
+
+
+def dtype_of(config: Config) -> torch.dtype:
+    """Of weights and stream."""
+    return torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+
+
+def _pipeline_bytes(config: Config, stage: Stage) -> int:
+    """Outputs sent onward are held until their gradients return; one state and one gradient are on their way in."""
+    parallel, model = config.parallel, config.model
+    if parallel.pp == 1:
+        return 0
+    tokens = config.train.micro_batch * model.sequence_length // (parallel.tp if parallel.sp else 1)
+    return (stage.in_flight + 2) * tokens * model.hidden_size * dtype_of(config).itemsize
