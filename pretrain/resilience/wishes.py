@@ -11,11 +11,14 @@ LOOK_EVERY_SECONDS = 1.0
 
 
 class Stop(IntEnum):
-    """Why a run stops before its last step; of several reasons the highest counts."""
+    """Why a run stops before its last step; of several reasons the highest counts.
+
+    A signal alone means that the run is to be started again; whoever asks it to stop means it.
+    """
 
     NO = 0
-    WISH = 1
-    SIGNAL = 2
+    SIGNAL = 1
+    WISH = 2
     INTERRUPT = 3
 
 

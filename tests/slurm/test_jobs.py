@@ -51,7 +51,7 @@ def test_two_nodes_to_the_end(jobs: Submitter, manifest: Path, tmp_path: Path) -
 
 def test_a_run_out_of_time_goes_on_by_itself(jobs: Submitter, manifest: Path, tmp_path: Path) -> None:
     """Slurm's own signal before the time limit; then the same job, run folder and curves."""
-    job = jobs.submit(*ENDLESS, "train.global_batch=32", options=("--time=1", "--signal=B:USR1@55"))
+    job = jobs.submit(*ENDLESS, "train.global_batch=32", options=("--time=2", "--signal=B:USR1@105"))
     job.wait_for_text("requeued: SIGUSR1", seconds=150)
     job.wait_for_text("resumed from", seconds=60)
     job.wait_for_steps(3)

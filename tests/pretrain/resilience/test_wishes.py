@@ -12,10 +12,10 @@ def look_always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_of_several_wishes_the_strongest_count() -> None:
-    agreed = Wishes(Stop.WISH, save=True)
-    agreed.add(Wishes(Stop.SIGNAL, evaluate=True).numbers())
-    agreed.add(Wishes().numbers())
-    assert agreed == Wishes(Stop.SIGNAL, save=True, evaluate=True)
+    agreed = Wishes(Stop.SIGNAL, save=True)
+    agreed.add(Wishes(Stop.WISH, evaluate=True).numbers())
+    agreed.add(Wishes(Stop.SIGNAL).numbers())
+    assert agreed == Wishes(Stop.WISH, save=True, evaluate=True)
     assert agreed.any
     assert not Wishes().any
 
