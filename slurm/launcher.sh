@@ -121,7 +121,7 @@ pyxis_mounts() {
 # SIGUSR1, which may come before Python has its own handler, must not kill.
 start_step() {
     # shellcheck disable=SC2016 # expanded in the task
-    srun --ntasks="$tasks" --ntasks-per-node="$SLURM_NTASKS_PER_NODE" --kill-on-bad-exit=1 --label --unbuffered \
+    srun --ntasks="$tasks" --ntasks-per-node="$SLURM_NTASKS_PER_NODE" --kill-on-bad-exit=1 --label \
         ${container[@]:+"${container[@]}"} bash -c 'trap "" USR1; exec "$@"' task "$@" &
     step=$!
 }

@@ -1,7 +1,5 @@
 """The watchdog in a process that hangs for real."""
 
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -9,59 +7,30 @@ import pytest
 
 from pretrain.config import WatchdogSettings
 from pretrain.resilience.watchdog import FIRST_STEPS, Watchdog
-from tests.launch import REPOSITORY
-
-HANGS = """
-import sys, threading, time
-from pathlib import Path
-from pretrain.config import WatchdogSettings
-from pretrain.resilience import watchdog
-
-watchdog.GRACE_SECONDS = 0.2
-watchdog.WRITE_SECONDS = 1.0
-dog = watchdog.Watchdog(WatchdogSettings(factor=4, floor_seconds=0.3), global_rank=3)
-dog.traces = Path(sys.argv[1])
-
-def step(seconds):
-    dog.expect_step()
-    time.sleep(seconds)
-    dog.step_ended(seconds)
-
-def hang_in_a_collective():
-    threading.Event().wait()
-
-for _ in range(6):
-    step(0.01)
-step(0.2)  # longer than usual, but not longer than the floor
-with dog.patience():
-    time.sleep(0.5)
-print("all is well", flush=True)
-dog.expect_step()
-hang_in_a_collective()
-"""
+from tests.launch import environment, template
 
 
-def hang(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", HANGS, str(folder)], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
-    )
+def hang(traces: Path, folder: Path) -> tuple[int, str, str]:
+    """Exit status, standard output and standard error of a process that hangs."""
+    out, err = folder / "out", folder / "err"
+    process = template().start("tests.pretrain.resilience.hanging", [str(traces)], environment(0, 1, 1), out, err)
+    return process.wait(60), out.read_text(), err.read_text()
 
 
 def test_a_hang_leaves_stacks_and_ends(tmp_path: Path) -> None:
-    ended = hang(tmp_path)
-    assert ended.returncode == 75
-    assert ended.stdout == "all is well\n"
+    status, out, err = hang(tmp_path, tmp_path)
+    assert (status, out) == (75, "all is well\n")
     stacks = (tmp_path / "stacks-3.txt").read_text()
     assert "global rank 3 hangs: nothing for 0 s (limit 0 s) after 7 steps of this launch" in stacks
     assert "in hang_in_a_collective" in stacks
-    assert f"stacks of all threads in {tmp_path / 'stacks-3.txt'}" in ended.stderr
-    assert "in hang_in_a_collective" not in ended.stderr
+    assert f"stacks of all threads in {tmp_path / 'stacks-3.txt'}" in err
+    assert "in hang_in_a_collective" not in err
 
 
 def test_stacks_that_cannot_be_written_go_to_standard_error(tmp_path: Path) -> None:
-    ended = hang(tmp_path / "missing")
-    assert ended.returncode == 75
-    assert "in hang_in_a_collective" in ended.stderr
+    status, _, err = hang(tmp_path / "missing", tmp_path)
+    assert status == 75
+    assert "in hang_in_a_collective" in err
 
 
 def watch(**settings: float) -> tuple[Watchdog, list[int]]:
