@@ -221,7 +221,7 @@ def _decorate(left: Any, right: Any, members: Sequence[Planned], lines: Sequence
                 *("unigram entropy", (0.995, entropy)),
                 xycoords=axes.get_yaxis_transform(),
                 ha="right",
-                va="bottom",
+                va="top",
                 annotation_clip=True,
             )
         axes.set_ylabel("nats per token")
