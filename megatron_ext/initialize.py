@@ -59,16 +59,16 @@ def initialize(model: Any, how: Initialization) -> None:
     vocabulary, and cut for this tensor-parallel rank; so no layout, padding or device changes a weight.
     """
     for name, parameter in global_names(model).items():
-        rows = how.vocab_size if name in _VOCABULARY_PARALLEL else None
-        whole = _whole_tensor(name, parameter, _whole_shape(parameter, rows), how)
+        whole = _whole_tensor(name, parameter, whole_shape(name, parameter, how.vocab_size), how)
         parameter.copy_(cut_for_this_rank(whole, parameter))
 
 
-def _whole_shape(parameter: nn.Parameter, rows: int | None) -> list[int]:
+def whole_shape(name: str, parameter: nn.Parameter, vocab_size: int) -> list[int]:
+    """Of the undivided tensor with this global name, padding of the vocabulary not counted."""
     shape = list(parameter.shape)
     if getattr(parameter, "tensor_model_parallel", False):
         shape[parameter.partition_dim] *= parallel_state.get_tensor_model_parallel_world_size()  # type: ignore[attr-defined]
-    return shape if rows is None else [rows, *shape[1:]]
+    return [vocab_size, *shape[1:]] if name in _VOCABULARY_PARALLEL else shape
 
 
 def _whole_tensor(name: str, parameter: nn.Parameter, shape: list[int], how: Initialization) -> Tensor:

@@ -38,6 +38,10 @@ STEP_SIZE_DECAYS: dict[str, StepSizeDecay] = {
 LARGEST_SAFE_ANGLE = 2.9
 """Below this angle in radians the update can be rebuilt from the output; near pi the output no longer shows it."""
 
+SMALLEST_SAFE_BOUND = 0.1
+"""A bound on the angle in radians must be at least this: at a bound the gradient needs the update's direction, which a
+bf16 output that differs from its input by little more than rounding no longer shows."""
+
 
 @dataclass(frozen=True)
 class Retraction:
@@ -47,7 +51,8 @@ class Retraction:
         power: p > 0 of the family; inf is the exponential map.
         max_angle: largest angle of a step in radians; None leaves it free (the exponential map wraps round beyond pi).
         save: what the backward pass keeps beside the state: the ``update``, or the ``output``, which the next sublayer
-            keeps anyway. ``output`` needs angles below :data:`LARGEST_SAFE_ANGLE` and a constant step size and scale.
+            keeps anyway. ``output`` needs angles below :data:`LARGEST_SAFE_ANGLE`, bounded by no less than
+            :data:`SMALLEST_SAFE_BOUND`, and a constant step size and scale.
     """
 
     power: float = math.inf

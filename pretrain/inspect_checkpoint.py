@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from pretrain.errors import UserError
 from pretrain.launch import read_launch
 from pretrain.monitor.geometry_table import LEGEND, geometry_rows, geometry_table
 from pretrain.resume import changed_settings
+from pretrain.rules import check_config
 
 # Sentencepiece makes no longer pieces unless asked to.
 _LONGEST_PIECE = 16
@@ -92,7 +94,9 @@ def run_inspection(asked: Inspection) -> None:
     config = recorded_config(checkpoint, record)
     facts: dict[str, Any] = {"checkpoint": str(checkpoint), "parameters": count_parameters(checkpoint)}
     if asked.config:
-        facts["differences"] = changed_settings(with_scheme_defaults(load_config(asked.config, [])), record)
+        other = load_config(asked.config, [])
+        check_config(other)
+        facts["differences"] = changed_settings(with_scheme_defaults(other), record)
     if asked.as_json:
         facts["record"] = record
     else:
@@ -123,7 +127,7 @@ def run_inspection(asked: Inspection) -> None:
 def find_checkpoint(path: Path) -> Path:
     """The checkpoint that ``path`` is, or the newest one of the run that it is; UserError when there is none."""
     path = path.resolve()
-    if not path.is_dir():
+    if not os.path.isdir(path):  # pathlib's own raises where a name is too long
         raise UserError(f"{path} is no folder; name a run's folder or one of its checkpoints/step-... folders")
     if (path / store.RECORD).exists() or path.name.startswith("step-"):
         return path
@@ -136,13 +140,17 @@ def find_checkpoint(path: Path) -> Path:
 def recorded_config(checkpoint: Path, record: dict[str, Any]) -> Config:
     """The settings that the checkpoint's run had; UserError when they are not of this version."""
     try:
-        return Config.model_validate(record["config"])
+        config = Config.model_validate(record["config"])
+        with_defaults(config.model.residual)
     except ValidationError as error:
         fault = error.errors()[0]
         name = ".".join(str(part) for part in fault["loc"])
         raise UserError(
             f"{checkpoint / store.RECORD}: config.{name}: {fault['msg']}; use the version that saved it"
         ) from None
+    except ValueError as error:
+        raise UserError(f"{checkpoint / store.RECORD}: {error}; use the version that saved it") from None
+    return config
 
 
 def described(facts: dict[str, Any], record: dict[str, Any], config: Config) -> list[str]:

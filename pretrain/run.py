@@ -48,10 +48,16 @@ def run_training(config: Config, launch: Launch, signals: Signals) -> Stop:
     gc.freeze()  # what is imported stays: collections, of which DeepSpeed asks for many, need not walk over it
     place = parallel.start(launch, config.parallel, config.train.seed)
     with store.locked_run(config.run.dir) if place.global_rank == 0 else nullcontext(True) as locked:
-        require_agreement(config, start.data.facts, start.state, locked)
+        # A run that held the folder while we looked into it may have saved since.
+        ours = locked and (place.global_rank != 0 or _is_newest(config, start))
+        require_agreement(config, start.data.facts, start.state, ours)
         stop = train_from(config, start, place, caretaker)
     parallel.stop()
     return stop
+
+
+def _is_newest(config: Config, start: Start) -> bool:
+    return start.newest == store.newest(store.checkpoint_folder(config.run.dir))
 
 
 def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker) -> Stop:

@@ -36,6 +36,11 @@ class Start:
     faults: Mapping[Path, str]
     initial: InitialWeights | None = None
 
+    @property
+    def newest(self) -> Path | None:
+        """The newest checkpoint at that time, damaged or not."""
+        return next(iter(self.faults), self.checkpoint)
+
 
 def find_start(config: Config, world_size: int, faults: Mapping[Path, str] | None = None) -> Start:
     """Read what describes the data and the newest checkpoint that looks sound, and check them against the settings.

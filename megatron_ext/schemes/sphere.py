@@ -14,6 +14,7 @@ from megatron_ext.norms import NORM_NAMES, NORMS, learned_scalar, mark_replicate
 from megatron_ext.residual import Residual, Sublayer
 from megatron_ext.retraction import (
     LARGEST_SAFE_ANGLE,
+    SMALLEST_SAFE_BOUND,
     STEP_SIZE_DECAYS,
     Retraction,
     compute_dtype,
@@ -144,12 +145,15 @@ def kept_for_backward(settings: ResidualSettings, power: float) -> Any:
 def why_output_is_unsafe(settings: ResidualSettings, power: float) -> str | None:
     """The setting that keeps the update from being rebuilt from the output, and what to change; None for none.
 
-    Near pi the output no longer shows the update, and at small steps a learned number gets no usable gradient from it.
+    Near pi and at a small bound the output no longer shows the update, and at small steps a learned number gets no
+    usable gradient from it.
     """
     if settings.learn_alpha or settings.learn_angle_scale:
         return "learn_alpha and learn_angle_scale must be false"
     bound = (settings.angle_scale or 1.0) * power * math.pi / 2
     angle = min(bound, largest_angle(settings) or math.inf)
+    if angle < SMALLEST_SAFE_BOUND:
+        return f"angles of at most {angle:.2g} rad vanish in the rounding; let them grow to {SMALLEST_SAFE_BOUND} rad"
     if angle < LARGEST_SAFE_ANGLE:
         return None
     return f"the angle of a step must stay below {LARGEST_SAFE_ANGLE} rad; set clamp to less than that"

@@ -5,6 +5,7 @@ A folder of weights holds fp32 tensors as a checkpoint does, without optimizer s
 
 import dataclasses
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +13,14 @@ from typing import Any, Protocol
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatron_ext import ModelSettings, with_defaults
-from megatron_ext.initialize import cut_for_this_rank, global_names
+from megatron_ext.initialize import cut_for_this_rank, global_names, whole_shape
 from pretrain.checkpoint import store
 from pretrain.checkpoint.contents import write_contents
 from pretrain.checkpoint.files import DamageError, FileFacts, find_damage
+from pretrain.checkpoint.loading import agree
 from pretrain.checkpoint.weights import MASTERS, StoredWeights
 from pretrain.checkpoint.writing import Piece, write_pieces
 from pretrain.config import Config
@@ -98,8 +100,11 @@ def find_initial(path: Path) -> InitialWeights:
     Raises:
         UserError: there are none, or they are damaged or of another version.
     """
-    path = path.expanduser()
-    if (path / RECORD).is_file():
+    try:
+        path = path.expanduser()
+    except RuntimeError:
+        raise UserError(f"train.init_from={path}: there is no such user; name the folder in full") from None
+    if os.path.isfile(path / RECORD):  # pathlib's own raises where a name is too long
         return _read_folder(path)
     try:
         checkpoint = find_checkpoint(path)
@@ -121,7 +126,7 @@ def _read_folder(folder: Path) -> InitialWeights:
                 raise ValueError(f"{name} has {found} bytes instead of {facts.bytes}")
         model = TypeAdapter(ModelSettings).validate_python(record["model"])
         return InitialWeights(folder, model, int(record["vocab_size"]), files)
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, ValidationError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, ValidationError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"train.init_from={folder}: {RECORD} or a file is damaged ({reason}); import it anew") from None
 
@@ -155,18 +160,32 @@ def _deciding(model: ModelSettings) -> dict[str, Any]:
     return found | {f"residual.{name}": value for name, value in residual.items() if name not in _FREE_OF_RESIDUAL}
 
 
+def _misfit(parameters: Mapping[str, nn.Parameter], stored: StoredWeights, vocab_size: int) -> str | None:
+    """Why the weights cannot fill this rank's parameters, if so."""
+    try:
+        for name, parameter in parameters.items():
+            stored.require(name, whole_shape(name, parameter, vocab_size))
+    except DamageError as error:
+        return str(error)
+    return None
+
+
 @torch.no_grad()
 def load_initial(engine: Engine, initial: InitialWeights) -> None:
     """Fill masters and working weights; the optimizer starts afresh. Each rank reads what it holds, a tensor at a time.
 
+    Collective.
+
     Raises:
-        DamageError: the files are damaged.
+        DamageError: the files are damaged, or hold another model than their record tells.
     """
     if fault := find_damage(initial.folder, initial.files):
         raise DamageError(fault)
     create_adam_state(engine.deepspeed)
     stored = StoredWeights(initial.folder)
-    for name, parameter in global_names(engine.module).items():
+    parameters = global_names(engine.module)
+    agree(_misfit(parameters, stored, initial.vocab_size))
+    for name, parameter in parameters.items():
         owned = owned_range(parameter)
         if owned is None:
             continue

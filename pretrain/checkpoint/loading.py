@@ -36,14 +36,14 @@ def load(
     """
     create_adam_state(engine.deepspeed)
     state = sharded_state(engine, vocab_size, saving=False)
-    _agree(_misfit(checkpoint, state), group)
+    agree(_misfit(checkpoint, state), group)
     check = _Check(checkpoint, _share_of(store.recorded_files(checkpoint)))
     fault = None
     try:
         read_tensors(mcore_to_pyt_state_dict(_by_key(state), is_loading=True), checkpoint, group)
     except DamageError as error:
         fault = str(error)
-    _agree(check.wait() or fault, group)
+    agree(check.wait() or fault, group)
     finish_load(engine.deepspeed, record["adam_step"])
 
 
@@ -95,7 +95,7 @@ class _Check:
         self._fault = find_damage(self._checkpoint, self._files)
 
 
-def _agree(fault: str | None, group: dist.ProcessGroup | None) -> None:
+def agree(fault: str | None, group: dist.ProcessGroup | None = None) -> None:
     """DamageError on all ranks when any has a fault, with that of the lowest one; collective."""
     faults: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(faults, fault, group=group)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.checkpoint import store
-from pretrain.checkpoint.files import DamageError
 from pretrain.config import CheckpointSettings
+from pretrain.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def expendable(saved: Sequence[Saved], settings: CheckpointSettings) -> list[int
 
 
 def remove_expendable(directory: Path, settings: CheckpointSettings) -> None:
-    """Remove what ``settings`` do not keep; damaged checkpoints count for nothing and stay.
+    """Remove what ``settings`` do not keep; those that are damaged or of another version count for nothing and stay.
 
     Call it when a checkpoint has just become durable.
 
@@ -54,7 +54,7 @@ def remove_expendable(directory: Path, settings: CheckpointSettings) -> None:
     for checkpoint in store.checkpoints(directory):
         try:
             state = store.read_record(checkpoint)["state"]
-        except DamageError:
+        except UserError:
             continue
         validation = state["callbacks"].get("validation", {})
         measured_here = validation.get("step") == state["step"]

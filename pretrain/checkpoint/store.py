@@ -27,7 +27,7 @@ FORMAT = 4
 _NEEDED = {"state", "config", "dp_size", "data_fingerprint", "vocab_size", "adam_step", "files"}
 _STEP = re.compile(r"step-(\d{8,})")
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
-_BROKEN = (OSError, ValueError, TypeError, AttributeError, KeyError)
+_BROKEN = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 
 
 def require_writable(directory: Path) -> None:
@@ -70,7 +70,7 @@ def locked_run(directory: Path) -> Iterator[bool]:
 
 def checkpoints(directory: Path) -> list[Path]:
     """The complete checkpoints below ``directory``, newest first."""
-    if not directory.is_dir():
+    if not os.path.isdir(directory):  # pathlib's own raises where a name is too long
         return []
     found = {int(match[1]): path for path in directory.iterdir() if (match := _STEP.fullmatch(path.name))}
     return [found[step] for step in sorted(found, reverse=True)]
@@ -122,9 +122,11 @@ def _unsealed(checkpoint: Path) -> dict[str, Any]:
     record = json.loads((checkpoint / RECORD).read_text(encoding="utf-8"))
     if not isinstance(record, dict):
         raise TypeError(f"{RECORD} is no record")
-    if record.get("format") != FORMAT:
+    if not isinstance(record.get("format"), int):
+        raise ValueError(f"{RECORD} tells no format")
+    if record["format"] != FORMAT:
         raise UserError(
-            f"{checkpoint} has format {record.get('format')}, but this version reads {FORMAT}; use its own version"
+            f"{checkpoint} has format {record['format']}, but this version reads {FORMAT}; use its own version"
         )
     if record.pop("crc32", None) != _seal(record):
         raise ValueError(f"{RECORD} is not as it was written")

@@ -27,7 +27,7 @@ from pretrain.export.names import Heads, heads_of, reading_order, their_shapes
 from pretrain.export.safetensors_files import write_files
 from pretrain.export.targets import MODULE_FILES, Target, target_of
 from pretrain.export.tokenizer import write_tokenizer
-from pretrain.inspect_checkpoint import find_checkpoint, find_manifest, load_model, recorded_config
+from pretrain.inspect_checkpoint import find_checkpoint, find_manifest, find_tokenizer, load_model, recorded_config
 from pretrain.launch import read_launch
 
 _SHIPPED = Path(__file__).parent / "shipped"
@@ -99,6 +99,9 @@ def _write_tokenizer(
     config: Config, record: dict[str, Any], moved_to: str | None, folder: Path
 ) -> tuple[str | None, int | None]:
     """Which kind of tokenizer was written, if any, and the token that ends a document."""
+    if config.data.mode == "stream":
+        tokenizer = find_tokenizer(config, record, moved_to)
+        return write_tokenizer(tokenizer.file, tokenizer.eod_id, folder), tokenizer.eod_id
     if record["tokenizer_sha256"] == NO_TOKENIZER and moved_to is None:
         return None, None
     manifest = find_manifest(config, record, moved_to)

@@ -8,7 +8,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from megatron_ext import Documents, ModelSettings, ParallelSettings, ResidualSettings, build_model, find_documents
-from megatron_ext.initialize import OUTPUT_BIAS, _whole_shape, cut_for_this_rank, global_names
+from megatron_ext.initialize import OUTPUT_BIAS, cut_for_this_rank, global_names, whole_shape
 from megatron_ext.model import transformer_config
 
 VOCAB_SIZE = 200
@@ -80,7 +80,7 @@ def perturb(stage: nn.Module) -> None:
     with torch.no_grad():
         for name, parameter in global_names(stage).items():
             if parameter.dim() == 1 and name != OUTPUT_BIAS:
-                (length,) = _whole_shape(parameter, None)
+                (length,) = whole_shape(name, parameter, VOCAB_SIZE)
                 parameter += cut_for_this_rank(
                     0.3 * torch.sin(1 + torch.arange(length, dtype=parameter.dtype)), parameter
                 )

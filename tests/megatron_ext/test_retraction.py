@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from megatron_ext import ResidualSettings, with_defaults
 from megatron_ext.retraction import STEP_SIZE_DECAYS, Retraction, project_to_sphere, retract, tangent
+from megatron_ext.schemes.sphere import kept_for_backward, largest_angle, power_of
 
 POWERS = [0.1, 1.0, 2.0, 3.5, math.inf]
 ALPHAS = [1 / 48, 1.0, 4.0]
@@ -197,6 +199,20 @@ def test_the_output_tells_as_much_as_the_update(power: float, max_angle: float |
     )
     for a, e in zip(other, one, strict=True):
         assert relative_error(a, e) < 1e-12
+
+
+@pytest.mark.parametrize("said", [{"scheme": "geonorm", "clamp": 0.03}, {"scheme": "p", "p": 0.02}], ids=str)
+def test_a_gradient_that_a_small_bound_decides(said: dict[str, Any]) -> None:
+    """There it is that of the update's direction, which the output of bf16 no longer shows."""
+    settings = with_defaults(ResidualSettings(**said, learn_alpha=False))
+    power = power_of(settings)
+    retraction = Retraction(power, largest_angle(settings), kept_for_backward(settings, power))
+    x = states(16, dtype=torch.bfloat16)
+    u = turning_updates(x, [2.0] * 16, 1.0).to(torch.bfloat16)
+    g = (u + draw(16, HIDDEN, seed=2)).to(torch.bfloat16)
+    expected = value_and_gradients(retract, x.double(), u.double(), g.double(), 1.0, retraction)
+    for a, e in zip(value_and_gradients(retract, x, u, g, 1.0, retraction), expected, strict=True):
+        assert relative_error(a, e) < 5e-3
 
 
 def test_the_output_is_kept_instead_of_the_update() -> None:

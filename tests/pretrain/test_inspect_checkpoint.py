@@ -148,6 +148,9 @@ def test_a_configuration_is_compared(run: Path, tmp_path: Path) -> None:
     assert f"settings      2 are others in {other}:\n" in done.stdout
     assert "              train.steps: 4 -> 5\n              parallel.tp: 2 -> 1\n" in done.stdout
     assert f"validation    loss {runs.curve(run, 'validation/loss')[4]:.4f} at step 4" in done.stdout
+    other.write_text((run / "config.yaml").read_text().replace("scheme: proj", "scheme: prof"))
+    with pytest.raises(UserError, match=r"model\.residual\.scheme=prof: unknown; did you mean proj"):
+        run_inspection(Inspection(run, None, 64, None, as_json=False, config=other))
 
 
 def ask(path: Path, text: Path | None = TEXT, manifest: Path | None = None) -> None:
@@ -192,6 +195,8 @@ def test_a_text_that_will_not_do(run: Path, tmp_path: Path, content: bytes | Non
 def test_what_is_no_checkpoint(run: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is no folder"):
         ask(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="is no folder"):
+        ask(tmp_path / ("too long" * 99))
     with pytest.raises(UserError, match="holds no checkpoint"):
         ask(tmp_path)
     damaged = Path(shutil.copytree(find_checkpoint(run), tmp_path / "step-00000004"))
@@ -206,4 +211,9 @@ def test_settings_of_another_version(run: Path, tmp_path: Path) -> None:
     record["config"]["model"]["unheard_of"] = 1
     reseal(copy, config=record["config"])
     with pytest.raises(UserError, match=r"config.model.unheard_of: .*; use the version that saved it"):
+        ask(copy, None)
+    del record["config"]["model"]["unheard_of"]
+    record["config"]["model"]["residual"]["scheme"] = "my_own"
+    reseal(copy, config=record["config"])
+    with pytest.raises(UserError, match=r"unknown residual scheme 'my_own'; .*; use the version that saved it"):
         ask(copy, None)

@@ -55,6 +55,19 @@ def test_killed_runs_go_on_bit_for_bit(documents: Path, uninterrupted: Path, tmp
     killed_run_equals(documents, uninterrupted, tmp_path, kills=5)
 
 
+def test_a_run_that_saved_while_another_started_is_not_overrun(
+    uninterrupted: Path, documents: Path, tmp_path: Path
+) -> None:
+    run, log = tmp_path / "run", tmp_path / "log"
+    for step, place in ((3, run), (6, tmp_path)):
+        name = f"checkpoints/step-{step:08d}"
+        shutil.copytree(uninterrupted / name, place / name)
+    late = ("tests.pretrain.late_run", str(tmp_path / name), str(run / name))
+    (process,) = runs.start(overrides(documents, run, "data.separate_documents=true"), 1, log, module=late)
+    assert process.wait(180) == 2, log.read_text()
+    assert f"error: run.dir={run} is in use by another run" in log.read_text()
+
+
 @pytest.mark.slow
 def test_runs_killed_many_times_go_on_bit_for_bit(documents: Path, uninterrupted: Path, tmp_path: Path) -> None:
     killed_run_equals(documents, uninterrupted, tmp_path, kills=20)

@@ -94,6 +94,11 @@ BROKEN_SETTINGS = [
     ("saved_output_shows_the_update", ["model.residual.save=output", "model.residual.clamp=3"], "set clamp to less"),
     (
         "saved_output_shows_the_update",
+        ["model.residual.save=output", "model.residual.clamp=0.05"],
+        "save=output: angles of at most 0.05 rad vanish in the rounding; let them grow to 0.1 rad, or use save=update",
+    ),
+    (
+        "saved_output_shows_the_update",
         ["model.residual.scheme=proj", "model.residual.save=output"],
         "model.residual.save=output: learn_alpha and learn_angle_scale must be false, or use save=update",
     ),

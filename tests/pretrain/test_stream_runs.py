@@ -7,8 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from pretrain.data.cursor import Cursor
+from pretrain.data.tokenizer import Tokenizer
 from tests.launch import launch
 from tests.pretrain import runs
 from tests.pretrain.data import raw
@@ -96,6 +98,9 @@ def test_one_rank_goes_on_bit_for_bit_also_with_tensor_parallel_ranks(text: Path
         assert expected
         assert runs.curve(alone, tag) == expected, tag
         assert runs.curve(split, tag) == pytest.approx(expected, rel=1e-4), tag
+    runs.python("pretrain", "export", str(split), "--out", str(tmp_path / "out"))
+    ours, theirs = Tokenizer(text / "tokenizer.model"), AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (theirs.eos_token_id, theirs("a text").input_ids) == (ours.eod_id, ours.processor.encode("a text"))
 
 
 def test_too_much_damage_ends_all_ranks_with_one_line(text: Path, tmp_path: Path) -> None:

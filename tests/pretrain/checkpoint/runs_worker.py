@@ -1,5 +1,6 @@
 """One of two ranks: ``MANIFEST FOLDER``. Real runs in this one world that fail to save, meet damage, go on."""
 
+import dataclasses
 import json
 import resource
 import shutil
@@ -10,8 +11,11 @@ import torch
 
 from pretrain import parallel
 from pretrain.checkpoint import store
+from pretrain.checkpoint.initial import write_initial
+from pretrain.checkpoint.weights import StoredWeights
 from pretrain.config import Config, load_config, with_scheme_defaults
 from pretrain.errors import SharedError
+from pretrain.inspect_checkpoint import recorded_config
 from pretrain.launch import read_launch
 from pretrain.run import train_from
 from pretrain.start import find_start
@@ -120,6 +124,18 @@ def nothing_is_thrown_away_when_all_are_damaged() -> None:
     assert names("lost") == ["step-00000002", "step-00000004"]
 
 
+def weights_must_be_what_their_record_tells() -> None:
+    checkpoint, folder = FOLDER / "whole/checkpoints/step-00000008", FOLDER / "weights"
+    weights = StoredWeights(checkpoint)
+    record = store.read_record(checkpoint)
+    model = dataclasses.replace(recorded_config(checkpoint, record).model, num_layers=4)
+    on_one_rank(folder.mkdir)
+    on_one_rank(write_initial, weights, model, record["vocab_size"], "a run of two layers", folder)
+    said = train("initial", f"train.init_from={folder}", "model.num_layers=4")
+    assert said.startswith(f"{folder} does not fit its own record: decoder.layers.2."), said
+    assert "is missing instead of" in said, said
+
+
 def what_a_stranger_put_in_is_not_run() -> None:
     for forge in (forge_contents, forge_tensors):
         newest, mark = copy(forge.__name__, (2,)), FOLDER / "mark"
@@ -159,6 +175,7 @@ def main() -> None:
     a_damaged_file_stops_the_run_or_the_one_before_is_taken()
     a_damaged_record_too()
     nothing_is_thrown_away_when_all_are_damaged()
+    weights_must_be_what_their_record_tells()
     what_a_stranger_put_in_is_not_run()
     one_rank_that_cannot_write_costs_all_the_checkpoint_alike()
     parallel.stop()

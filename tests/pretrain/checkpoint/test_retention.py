@@ -35,17 +35,19 @@ def test_the_only_one_stays() -> None:
 @pytest.mark.dist
 @pytest.mark.usefixtures("single_process")
 def test_removed_from_disk_but_not_for_a_damaged_one(tmp_path: Path) -> None:
-    """What is damaged does not count as one of the last, or the last sound one would go for it."""
+    """What is damaged or of another version does not count as one of the last, or the last sound one would go."""
+    saved(tmp_path, 5)
+    (tmp_path / "step-00000005" / store.RECORD).write_text('{"format": 1}')
     for step, loss in ((1, 2.0), (2, 3.0), (3, 3.5), (4, 4.0)):
         measured = 1 if step == 3 else step  # the third remembers the first's loss
         callbacks = {"validation": {"step": measured, "loss": 2.0 if step == 3 else loss}}
         saved(tmp_path, step, callbacks=callbacks)
     (tmp_path / "step-00000004" / "__0_0.distcp").write_bytes(b"")
     remove_expendable(tmp_path, CheckpointSettings(keep_last=1, keep_best=True))
-    assert [store.step_of(path) for path in store.checkpoints(tmp_path)] == [4, 3, 1]
+    assert [store.step_of(path) for path in store.checkpoints(tmp_path)] == [5, 4, 3, 1]
     remove_expendable(tmp_path, CheckpointSettings(keep_last=1))
-    assert [store.step_of(path) for path in store.checkpoints(tmp_path)] == [4, 3]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000004"]
+    assert [store.step_of(path) for path in store.checkpoints(tmp_path)] == [5, 4, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"step-0000000{step}" for step in (3, 4, 5)]
 
 
 def test_a_removal_that_was_killed_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,7 @@ def published(folder: Path, step: int) -> Path:
 
 def test_published_checkpoints_only(tmp_path: Path) -> None:
     assert store.newest(tmp_path / "nothing") is None
+    assert store.newest(tmp_path / ("too long" * 99)) is None
     for step in (9, 100, 20):
         published(tmp_path, step)
     store.new_partial(tmp_path, 300)
@@ -57,6 +58,8 @@ def test_others_may_read_a_checkpoint(tmp_path: Path) -> None:
     [
         (lambda folder: (folder / "run.json").write_text("{"), "Expecting property name"),
         (lambda folder: (folder / "run.json").write_text("[]"), "run.json is no record"),
+        (lambda folder: (folder / "run.json").write_text("{}"), "run.json tells no format"),
+        (lambda folder: (folder / "run.json").write_text("[" * 100_000), "recursion depth"),
         (lambda folder: _rewrite(folder, config=None, sealed=False), "run.json is not as it was written"),
         (lambda folder: (folder / "run.json").unlink(), "No such file"),
         (lambda folder: (folder / "tensors").unlink(), "No such file"),

@@ -188,6 +188,10 @@ def test_another_vocabulary_is_refused(imported: Path) -> None:
 def test_what_is_no_folder_of_weights(imported: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train\.init_from=.*nowhere: .* is no folder"):
         find_initial(tmp_path / "nowhere")
+    with pytest.raises(UserError, match=r"train\.init_from=.*too long: .* is no folder"):
+        find_initial(tmp_path / ("too long" * 99))
+    with pytest.raises(UserError, match=r"train\.init_from=~no\.such\.user/x: there is no such user"):
+        find_initial(Path("~no.such.user/x"))
     for name in ("weights.json", ".metadata"):
         (tmp_path / name).write_bytes((imported / name).read_bytes())
     with pytest.raises(UserError, match=r"is damaged .*import it anew"):
@@ -195,6 +199,9 @@ def test_what_is_no_folder_of_weights(imported: Path, tmp_path: Path) -> None:
     record = json.loads((imported / "weights.json").read_text())
     (tmp_path / "weights.json").write_text(json.dumps(record | {"format": 9}))
     with pytest.raises(UserError, match=r"has format 9, but this version reads 1"):
+        find_initial(tmp_path)
+    (tmp_path / "weights.json").write_text("[" * 100_000)
+    with pytest.raises(UserError, match=r"is damaged .*recursion.*import it anew"):
         find_initial(tmp_path)
 
 
