@@ -2,9 +2,11 @@
 
 import os
 import sys
+from typing import NoReturn
 
 from pretrain.commands import parse
 from pretrain.errors import SharedError, run_cli
+from pretrain.resilience.verdict import leave_verdict
 
 
 def main() -> None:
@@ -24,5 +26,17 @@ def _speaks(error: BaseException) -> bool:
     return distributed.get_rank() == 0 or not isinstance(error, (SharedError, KeyboardInterrupt))
 
 
+def _end(status: int, error: BaseException | None) -> NoReturn:
+    if error is not None:
+        leave_verdict(requeue=False, reason=f"{type(error).__name__}: {error}")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_initialized():
+        # Taking groups down would wait for the other ranks, and these wait for this one.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
+
+
 if __name__ == "__main__":
-    run_cli(main, _speaks)
+    run_cli(main, _speaks, _end)

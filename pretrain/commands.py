@@ -4,12 +4,19 @@ What a command needs is imported when it starts: Megatron-core and its like take
 """
 
 import argparse
+import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pretrain.hardware import DEFAULT_GPU, DEFAULT_MFU, GPUS
+from pretrain.resilience.signals import Signals
+from pretrain.resilience.verdict import REQUEUE_STATUS
+from pretrain.resilience.wishes import Stop
+
+STATUS = {Stop.NO: 0, Stop.WISH: 0, Stop.SIGNAL: REQUEUE_STATUS, Stop.INTERRUPT: 130}
+"""Exit status of a run that ended in order, by why it stopped early."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +58,21 @@ def _configured(parser: ArgumentParser) -> None:
 
 
 def _train(given: Namespace) -> None:
+    signals = Signals()  # before the imports, which take seconds
+
     from pretrain.config import load_config
     from pretrain.launch import read_launch
     from pretrain.run import run_training
 
-    run_training(load_config(given.config, given.overrides), read_launch())
+    sys.exit(STATUS[run_training(load_config(given.config, given.overrides), read_launch(), signals)])
+
+
+def _preflight(given: Namespace) -> None:
+    from pretrain.config import load_config
+    from pretrain.launch import read_launch
+    from pretrain.resilience.preflight import run_preflight
+
+    run_preflight(load_config(given.config, given.overrides), read_launch())
 
 
 def _planned(parser: ArgumentParser) -> None:
@@ -145,6 +162,7 @@ def _positive(text: str) -> int:
 
 COMMANDS: Sequence[Command] = (
     Command("train", "pretrain a model, going on from the newest checkpoint in run.dir", _configured, _train),
+    Command("preflight", "one process per GPU: check the nodes of a run, within a minute", _configured, _preflight),
     Command("plan", "tell what a run takes: memory, time, disk; starts nothing, needs no GPU", _planned, _plan),
     Command("inspect", "tell what a checkpoint holds, and let its model read a text", _inspected, _inspect),
     Command("export", "write a checkpoint as a model of Hugging Face's transformers", _exported, _export),

@@ -38,7 +38,7 @@ class Section(BaseModel):
 
 
 class RunSettings(Section):
-    """Where a run lives: ``dir`` receives checkpoints/, tensorboard/ and config.yaml."""
+    """Where a run lives: ``dir`` receives checkpoints/, launches/, tensorboard/ and config.yaml."""
 
     dir: Path
 
@@ -184,6 +184,19 @@ class LoggingSettings(Section):
     every: int = Field(default=10, gt=0)
 
 
+class WatchdogSettings(Section):
+    """When a run hangs, so that its processes write down where and end, to be started again by their job.
+
+    A step may take ``factor`` times the median of the last ones, but at least ``floor_seconds``; ``factor`` 0 turns the
+    watchdog off. What is no step (start, compilation in the first three steps, reading samples, saving) may take
+    ``patience_minutes``.
+    """
+
+    factor: float = Field(default=10.0, ge=0)
+    floor_seconds: float = Field(default=120.0, gt=0)
+    patience_minutes: float = Field(default=30.0, gt=0)
+
+
 class Config(Section):
     """A whole run."""
 
@@ -197,6 +210,7 @@ class Config(Section):
     validation: ValidationSettings = ValidationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     logging: LoggingSettings = LoggingSettings()
+    watchdog: WatchdogSettings = WatchdogSettings()
 
 
 def load_config(path: Path, overrides: list[str]) -> Config:

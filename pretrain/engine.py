@@ -5,7 +5,7 @@ data-parallel ranks, clips and steps. Loss and gradient are sums over the unmask
 batch's count, in any layout.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from pretrain.deepspeed_compat import (
     finish_backward,
     initialize_zero,
 )
+from pretrain.monitor.stopwatch import Stopwatch
 from pretrain.parallel import DeepSpeedMpu, Place, seed_step
 
 
@@ -32,6 +33,7 @@ class Engine:
         module: this pipeline stage's model.
         templates: parameter -> its place in the global tensors, for checkpoints; taken before ZeRO flattens them.
         deepspeed: DeepSpeed's engine.
+        stopwatch: of forward and backward passes alone, before this rank waits for others of its group.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Engine:
     ) -> None:
         """Build both; documents are kept apart behind each token ``eod_id``, or not at all."""
         self.place = place
+        self.stopwatch = Stopwatch(place.device)
         self._eod_id = eod_id
         self._sequence_length = model.sequence_length
         self._micro_batch = config.train.micro_batch
@@ -86,7 +89,8 @@ class Engine:
         tokens.clamp_(min=1.0)
         if self._dropout:
             seed_step(self.place, self._seed, step)
-        sums = self._run_schedule(batches, tokens)
+        with self.stopwatch.lap():
+            sums = self._run_schedule(batches, tokens)
         share = torch.stack(sums).sum() / tokens if sums else torch.zeros((), device=self.place.device)
         finish_backward(self.deepspeed)
         self._sum_replicated_gradients()
@@ -105,15 +109,27 @@ class Engine:
             self.deepspeed.get_global_grad_norm(), dtype=torch.float32, device=self.place.device
         ).detach()
 
-    @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Mean loss over the unmasked tokens of all ranks' ``micro_batches``, nats per token; without dropout."""
-        batches = self._prepare(micro_batches)
-        tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
+        loss = self.evaluate_unless([micro_batches], lambda: False)
+        assert loss is not None
+        return loss
+
+    @torch.no_grad()
+    def evaluate_unless(self, parts: Sequence[Sequence[MicroBatch]], leave: Callable[[], bool]) -> float | None:
+        """:meth:`evaluate` over all ``parts``, or None if ``leave``, asked before each, says so on all ranks."""
+        tokens, sums = torch.zeros((), device=self.place.device), list[torch.Tensor]()
         was_training = self.module.training
         self.module.eval()
-        sums = self._run_schedule(batches, None)
-        self.module.train(was_training)
+        try:
+            for part in parts:
+                if leave():
+                    return None
+                batches = self._prepare(part)
+                tokens += torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
+                sums += self._run_schedule(batches, None)
+        finally:
+            self.module.train(was_training)
         total = torch.stack(sums).sum() if sums else torch.zeros((), device=self.place.device)
         dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
         return float(self.sum_shares(total) / tokens)

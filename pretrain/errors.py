@@ -1,6 +1,7 @@
 """Mistakes that the user can mend, and how a command line tells of them."""
 
 import sys
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -19,23 +20,31 @@ class SharedError(UserError):
     """A UserError that all processes of a job raise alike, so that one of them tells it for all."""
 
 
-def run_cli(main: Callable[[], None], speaks: Callable[[BaseException], bool] = lambda error: True) -> NoReturn:
+def run_cli(
+    main: Callable[[], None],
+    speaks: Callable[[BaseException], bool] = lambda error: True,
+    end: Callable[[int, BaseException | None], NoReturn] = lambda status, error: sys.exit(status),
+) -> NoReturn:
     """Run a command's ``main`` and end the process: status 0, or 2 and one line on stderr after a UserError.
 
     An interrupt from the keyboard ends it with status 130. Any other exception is a defect of ours and keeps its
-    traceback.
+    traceback; its status is 1.
 
     Args:
         speaks: whether this process tells of an error; one of several that make the same mistake is enough.
+        end: ends the process, with this status and because of this error.
     """
     try:
         main()
     except UserError as error:
         if speaks(error):
             print("error: " + redact(" ".join(str(error).splitlines())), file=sys.stderr)
-        sys.exit(2)
+        end(2, error)
     except KeyboardInterrupt as interrupt:
         if speaks(interrupt):
             print("interrupted", file=sys.stderr)
-        sys.exit(130)
-    sys.exit(0)
+        end(130, interrupt)
+    except Exception as error:
+        traceback.print_exc()
+        end(1, error)
+    end(0, None)

@@ -1,6 +1,6 @@
 """Validation loss during a run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pretrain.config import Config
@@ -8,8 +8,13 @@ from pretrain.data.batch import MicroBatch
 from pretrain.engine import Engine
 from pretrain.monitor.metrics import StepResult
 from pretrain.monitor.tensorboard import Board
+from pretrain.resilience.pulse import Pulse
+from pretrain.resilience.wishes import Stop
 from pretrain.schedule import is_due
 from pretrain.state import TrainState
+
+_NAME = "validation"
+"""What a run remembers of it: the newest step whose validation loss is known."""
 
 
 @dataclass(frozen=True)
@@ -28,23 +33,46 @@ class HeldOut:
 
 
 class Validation:
-    """The loss over the same held-out samples every ``validation.every`` steps and at the end.
+    """The loss over the same held-out samples every ``validation.every`` steps, at the end, and when wished for.
 
     With several data sets each has a curve of its own, beside the mean by their weights.
     """
 
-    def __init__(self, config: Config, engine: Engine, board: Board, held_out: Sequence[HeldOut]) -> None:
+    def __init__(self, config: Config, engine: Engine, board: Board, pulse: Pulse, held_out: Sequence[HeldOut]) -> None:
         self._every = config.validation.every
         self._steps = config.train.steps
         self._engine = engine
         self._board = board
+        self._pulse = pulse
         self._held_out = held_out
+        # No part takes longer than a step, by which the watchdog judges.
+        self._part = config.train.global_batch // (config.train.micro_batch * engine.place.dp_size)
+
+    def make_up(self, state: TrainState) -> None:
+        """Evaluate if the run stopped before it could, at the step that it goes on from."""
+        known = state.callbacks.setdefault(_NAME, {"step": state.step})
+        if known["step"] < state.step and is_due(state.step, self._every, self._steps):
+            self._evaluate(state)
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
         """Evaluate when it is time."""
-        if not is_due(state.step, self._every, self._steps):
-            return
-        losses = [self._engine.evaluate(part.micro_batches) for part in self._held_out]
+        if result.wishes.evaluate or is_due(state.step, self._every, self._steps):
+            self._evaluate(state)
+
+    def _evaluate(self, state: TrainState) -> None:
+        """Leaves when the run is told to stop; at the last step it stops anyway."""
+        last = state.step == self._steps
+        losses = []
+        for part in self._held_out:
+            cut = list(_parts(part.micro_batches, self._part))
+            loss = self._engine.evaluate_unless(cut, lambda: self._pulse.poll().stop != Stop.NO and not last)
+            if loss is None:
+                return
+            losses.append(loss)
+        state.callbacks[_NAME] = {"step": state.step}
+        self._write(state, losses)
+
+    def _write(self, state: TrainState, losses: Sequence[float]) -> None:
         weights = [part.weight for part in self._held_out]
         mean = sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
         state.callbacks["validation"] = {"step": state.step, "loss": mean}
@@ -57,3 +85,7 @@ class Validation:
         self._board.flush()  # a run that resumes from a checkpoint of this step does not repeat the point
         if self._engine.place.global_rank == 0:
             print(f"step {state.step}/{self._steps}  validation loss {mean:.4f}{said}", flush=True)
+
+
+def _parts(micro_batches: Sequence[MicroBatch], size: int) -> Iterator[Sequence[MicroBatch]]:
+    return (micro_batches[first : first + size] for first in range(0, len(micro_batches), size))

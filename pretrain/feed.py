@@ -13,7 +13,7 @@ from pretrain.errors import SharedError
 from pretrain.monitor.metrics import StepResult
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
-from pretrain.schedule import is_due
+from pretrain.schedule import is_log_step
 from pretrain.state import TrainState
 from pretrain.together import Together, do_together
 
@@ -58,7 +58,7 @@ class Feed:
         self._board = board
         self._place = place
         self._steps = config.train.steps
-        self._periods = (config.logging.every, config.checkpoint.every)
+        self._config = config
         self._limit = config.data.max_bad_samples
         self._bad = torch.zeros((), dtype=torch.int64, device=place.device)
 
@@ -78,12 +78,12 @@ class Feed:
         return micro_batches(torch.from_numpy(rows.tokens), sound, self._batches.micro_batch)
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
-        """On log steps and before saves, add up the bad samples of all ranks.
+        """On log steps, and before anything wished for, add up the bad samples of all ranks.
 
         Raises:
             SharedError: there are more than ``data.max_bad_samples`` allows.
         """
-        if not any(is_due(state.step, every, self._steps) for every in self._periods):
+        if not (is_log_step(state.step, self._config) or result.wishes.any):
             return
         dist.all_reduce(self._bad, group=parallel_state.get_data_parallel_group())
         state.data.bad_samples += int(self._bad)

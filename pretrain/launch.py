@@ -44,6 +44,9 @@ def read_launch(environment: Mapping[str, str] = os.environ) -> Launch:
             f"the {launch.launcher} environment gives process {launch.global_rank} of {launch.world_size}; "
             f"processes count from 0 to {launch.world_size - 1}"
         )
+    asked = environment.get("PRETRAIN_WORLD_SIZE")
+    if asked and int(asked) != launch.world_size:
+        raise UserError(f"{asked} processes were asked for, but {launch.launcher} started {launch.world_size}")
     if not 0 < launch.master_port < 2**16:
         raise UserError(f"MASTER_PORT={launch.master_port} is not a port; use 1024 to 65535")
     if launch.world_size > 1:

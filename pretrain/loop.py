@@ -7,6 +7,8 @@ from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.feed import Feed
 from pretrain.monitor.metrics import Metrics, StepResult
+from pretrain.resilience.pulse import Pulse
+from pretrain.resilience.wishes import Stop
 from pretrain.schedule import learning_rate
 from pretrain.state import TrainState
 
@@ -25,17 +27,24 @@ def train(
     feed: Feed,
     metrics: Metrics,
     callbacks: list[Callback],
-) -> None:
-    """Train from ``state`` to ``config.train.steps``."""
+    pulse: Pulse,
+) -> Stop:
+    """Train from ``state`` to ``config.train.steps``, or to where it is told to stop; returns why it stopped early."""
     batch, sequence = config.train.global_batch, config.model.sequence_length
     metrics.start(state)
     while state.step < config.train.steps:
         started = time.perf_counter()
         micro_batches = feed.fetch(state)
+        pulse.begin_step()
         with metrics.observe(state.step + 1):
             loss_share = engine.forward_backward(micro_batches, state.step)
         lr = learning_rate(state.step, config.train.steps, config.optimizer)
         engine.step(lr)
-        state.advance(samples=batch, tokens=batch * sequence, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        state.advance(samples=batch, tokens=batch * sequence, seconds=seconds)
+        result = StepResult(loss_share, engine.grad_norm(), lr, pulse.end_step(seconds))
         for callback in (metrics, *callbacks):
-            callback.after_step(state, StepResult(loss_share, engine.grad_norm(), lr))
+            callback.after_step(state, result)
+        if result.wishes.stop and state.step < config.train.steps:
+            return result.wishes.stop
+    return Stop.NO

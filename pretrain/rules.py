@@ -140,13 +140,15 @@ def residual_settings_fit_the_scheme(config: Config) -> str | None:
 
 
 def residual_numbers_are_positive(config: Config) -> str | None:
-    """Exponent, step size, scales and radius are positive."""
+    """Exponent, step size, scales and radius are positive, and fp32 holds their squares: a state must not become 0."""
     residual = config.model.residual
     for name in ("p", "alpha", "angle_scale", "radius", "dyt_attention_alpha", "dyt_alpha"):
         value = getattr(residual, name)
         if isinstance(value, (int, float)) and not 0 < value < math.inf:
             words = ", sqrt_hidden or learned" if name == "radius" else ""
             return f"model.residual.{name}={value}: must be positive{words}"
+        if isinstance(value, (int, float)) and not 1e-9 <= value <= 1e9:
+            return f"model.residual.{name}={value}: its square leaves fp32; choose a number between 1e-9 and 1e9"
     return None
 
 

@@ -17,16 +17,20 @@ from pretrain.feed import Feed, needs_tokens
 from pretrain.launch import Launch
 from pretrain.loop import Callback, train
 from pretrain.monitor.metrics import Metrics
+from pretrain.monitor.stragglers import Stragglers
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
 from pretrain.recipe import advice
+from pretrain.resilience.caretaker import Caretaker
+from pretrain.resilience.signals import Signals
+from pretrain.resilience.wishes import Stop
 from pretrain.resume import changed_settings, vocabulary
 from pretrain.rules import check_config, check_layout
 from pretrain.start import Start, find_start, load_start
 
 
-def run_training(config: Config, launch: Launch) -> None:
-    """The main job: everything is checked first, then process groups start.
+def run_training(config: Config, launch: Launch, signals: Signals) -> Stop:
+    """The main job: everything is checked first, then process groups start. Returns why it stopped early, if it did.
 
     Raises:
         UserError: for whatever the user can mend.
@@ -38,24 +42,26 @@ def run_training(config: Config, launch: Launch) -> None:
     if start.state.step >= config.train.steps:
         if launch.global_rank == 0:
             print(f"{start.checkpoint} has all of train.steps={config.train.steps}; raise train.steps to go on")
-        return
+        return Stop.NO
     store.require_writable(config.run.dir)
+    caretaker = Caretaker(config, launch, signals, start.state.step)
     gc.freeze()  # what is imported stays: collections, of which DeepSpeed asks for many, need not walk over it
     place = parallel.start(launch, config.parallel, config.train.seed)
     with store.locked_run(config.run.dir) if place.global_rank == 0 else nullcontext(True) as locked:
         # A run that held the folder while we looked into it may have saved since.
         ours = locked and (place.global_rank != 0 or _is_newest(config, start))
         require_agreement(config, start.data.facts, start.state, ours)
-        train_from(config, start, place)
+        stop = train_from(config, start, place, caretaker)
     parallel.stop()
+    return stop
 
 
 def _is_newest(config: Config, start: Start) -> bool:
     return start.newest == store.newest(store.checkpoint_folder(config.run.dir))
 
 
-def train_from(config: Config, start: Start, place: Place) -> None:
-    """Build the run's parts on running process groups and train to the end."""
+def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker) -> Stop:
+    """Build the run's parts on running process groups and train to the end, or to where the run is told to stop."""
     facts = start.data.facts
     vocab_size = vocabulary(config, facts)
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
@@ -76,13 +82,21 @@ def train_from(config: Config, start: Start, place: Place) -> None:
     ):
         feed = Feed(config, batches, ahead, board, place, together)
         callbacks: list[Callback] = [feed, *data.callbacks(config, board, place)]
-        if config.validation.every:
-            callbacks.append(Validation(config, engine, board, data.held_out(config, place, together)))
-        callbacks.append(saver)
         _announce(config, start, engine, board)
-        train(config, state, engine, feed, Metrics(config, engine, board), callbacks)
-        saver.finish()
+        with caretaker.look_after(state, board, place) as pulse:
+            if config.validation.every:
+                validation = Validation(config, engine, board, pulse, data.held_out(config, place, together))
+                validation.make_up(state)
+                callbacks.append(validation)
+            if place.world_size > 1:
+                callbacks.append(Stragglers(config, engine, board, caretaker.hosts))
+            callbacks += [caretaker.patiently(saver), caretaker]
+            metrics = Metrics(config, engine, board)
+            stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, callbacks, pulse)
+            saver.finish()
+        caretaker.end(stop, state)
     board.close()
+    return stop
 
 
 def _beginning(config: Config, start: Start) -> str:

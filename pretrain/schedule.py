@@ -2,7 +2,7 @@
 
 import math
 
-from pretrain.config import OptimizerSettings
+from pretrain.config import Config, OptimizerSettings
 
 
 def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
@@ -20,3 +20,12 @@ def learning_rate(step: int, steps: int, settings: OptimizerSettings) -> float:
 def is_due(step: int, every: int, steps: int) -> bool:
     """Whether something that happens every ``every`` steps (0: never) and after the last one follows ``step``."""
     return step == steps or (every > 0 and step % every == 0)
+
+
+def is_log_step(step: int, config: Config) -> bool:
+    """Whether all that is known of the steps up to ``step`` is written out behind it.
+
+    Checkpoints' and validations' steps are log steps too: what a resumed run will not repeat must be on disk by then.
+    """
+    periods = (config.logging.every, config.checkpoint.every, config.validation.every)
+    return any(is_due(step, every, config.train.steps) for every in periods)

@@ -34,7 +34,10 @@ def checkpoint_group() -> dist.ProcessGroup:
 
 
 class Saver:
-    """Saves every ``checkpoint.every`` steps and after the last step; as a context, it waits for what it began."""
+    """Saves every ``checkpoint.every`` steps, after the last step, when wished for and before a stop.
+
+    As a context, it waits for what it began.
+    """
 
     def __init__(self, config: Config, facts: Facts, engine: Engine, vocab_size: int, group: dist.ProcessGroup) -> None:
         self._config = config
@@ -55,9 +58,10 @@ class Saver:
             SharedError: the last step was not finite, or a save failed and ``checkpoint.on_failed_save`` is ``stop``.
         """
         steps = self._config.train.steps
+        wished = result.wishes.save or bool(result.wishes.stop)
         if self._settings.on_failed_save == "stop" and is_due(state.step, self._config.logging.every, steps):
             self._look_after_the_last()
-        if not is_due(state.step, self._settings.every, steps):
+        if not (wished or is_due(state.step, self._settings.every, steps)):
             return
         self._wait()
         if not math.isfinite(result.grad_norm):
@@ -71,6 +75,8 @@ class Saver:
         job = job_of(self._engine, self._directory, state.step, self._vocab_size, record)
         if self._settings.asynchronous:
             self._background.begin(job)
+            if wished:  # whoever wished for it waits for it
+                self._wait()
             return
         fault = write(job, self._group)
         self._tell(job, fault)

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,8 @@ from pretrain.engine import Engine
 from pretrain.errors import SharedError
 from pretrain.monitor.geometry import GeometryCurves
 from pretrain.monitor.tensorboard import Board
-from pretrain.schedule import is_due
+from pretrain.resilience.wishes import Wishes
+from pretrain.schedule import is_log_step
 from pretrain.state import TrainState
 
 
@@ -31,26 +32,28 @@ class StepResult:
         loss_share: fp32 scalar, this rank's share of the loss (see :meth:`Engine.sum_shares`).
         grad_norm: fp32 scalar, the same on all ranks; inf where the update was skipped.
         lr: learning rate of the update.
+        wishes: what is to be done at this boundary beside what is due; an evaluation may add to it.
     """
 
     loss_share: torch.Tensor
     grad_norm: torch.Tensor
     lr: float
+    wishes: Wishes = field(default_factory=Wishes)
 
 
 class Metrics:
     """Collects step results and writes them out. Ranks other than 0 take part in the reductions only."""
 
     def __init__(self, config: Config, engine: Engine, board: Board) -> None:
-        self._every = config.logging.every
+        self._config = config
         self._steps = config.train.steps
-        self._save_every = config.checkpoint.every
         self._engine = engine
         self._board = board
         self._probe = GeometryProbe(engine.module)
         self._geometry = GeometryCurves(config.model.residual, self._probe, board)
         self._pending: list[StepResult] = []
         self._mark = (0.0, 0)
+        self._observed = False
 
     def start(self, state: TrainState) -> None:
         """Begin to measure throughput from here."""
@@ -58,17 +61,14 @@ class Metrics:
 
     def observe(self, step: int) -> AbstractContextManager[None]:
         """Record the geometry of the forward passes within, if ``step`` is a log step."""
-        return self._probe.recording() if self._is_log_step(step) else nullcontext()
+        self._observed = is_log_step(step, self._config)
+        return self._probe.recording() if self._observed else nullcontext()
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
-        """Take a step's result; on log steps write out all since the last one."""
+        """Take a step's result; on log steps, and before anything wished for, write out all since the last one."""
         self._pending.append(result)
-        if self._is_log_step(state.step):
+        if is_log_step(state.step, self._config) or result.wishes.any:
             self._write(state)
-
-    def _is_log_step(self, step: int) -> bool:
-        # A checkpoint's step is one too: what a resumed run will not repeat must be on disk by then.
-        return is_due(step, self._every, self._steps) or is_due(step, self._save_every, self._steps)
 
     def _write(self, state: TrainState) -> None:
         started = time.perf_counter()
@@ -76,7 +76,7 @@ class Metrics:
         losses = self._engine.sum_shares(shares).tolist()
         norms = torch.stack([result.grad_norm for result in self._pending]).tolist()
         waited = time.perf_counter() - started  # on a GPU the steps' work may end only here
-        geometry = self._probe.reduce(dist.group.WORLD)
+        geometry = self._probe.reduce(dist.group.WORLD) if self._observed else None
         seconds, tokens = self._mark
         tokens_per_second = (state.tokens - tokens) / (state.train_seconds - seconds + waited)
         self._mark = (state.train_seconds, state.tokens)
@@ -86,7 +86,8 @@ class Metrics:
             self._board.scalar("train/grad_norm", norm, step)
             self._board.scalar("train/lr", result.lr, step)
         self._board.scalar("throughput/tokens_per_second", tokens_per_second, state.step)
-        self._geometry.write(geometry, state.step)
+        if geometry is not None:
+            self._geometry.write(geometry, state.step)
         self._board.flush()
         if self._engine.place.global_rank == 0:
             print(

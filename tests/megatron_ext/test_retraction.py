@@ -201,6 +201,19 @@ def test_the_output_tells_as_much_as_the_update(power: float, max_angle: float |
         assert relative_error(a, e) < 1e-12
 
 
+@pytest.mark.parametrize("extreme", [1e-9, 1e9])
+@pytest.mark.parametrize("which", ["power", "alpha", "radius"])
+def test_numbers_at_the_edges_of_what_is_accepted(which: str, extreme: float) -> None:
+    number = {"power": 1.0, "alpha": 1.0, "radius": 1.0} | {which: extreme}
+    x = project_to_sphere(draw(16, HIDDEN), number["radius"]).float()
+    u, g = draw(16, HIDDEN, seed=1, dtype=torch.float32), draw(16, HIDDEN, seed=2, dtype=torch.float32)
+    rest = (number["alpha"], Retraction(number["power"]))
+    expected = value_and_gradients(retract, x.double(), u.double(), g.double(), *rest)
+    assert expected[2].norm() > 0
+    for a, e in zip(value_and_gradients(retract, x, u, g, *rest), expected, strict=True):
+        assert relative_error(a, e) < 5e-6
+
+
 @pytest.mark.parametrize("said", [{"scheme": "geonorm", "clamp": 0.03}, {"scheme": "p", "p": 0.02}], ids=str)
 def test_a_gradient_that_a_small_bound_decides(said: dict[str, Any]) -> None:
     """There it is that of the update's direction, which the output of bf16 no longer shows."""

@@ -65,6 +65,7 @@ def test_several_nodes_need_scontrol(monkeypatch: pytest.MonkeyPatch) -> None:
         ({**TORCHRUN, "MASTER_PORT": "99999"}, "MASTER_PORT=99999 is not a port"),
         ({**TORCHRUN, "MASTER_ADDR": "no.such.host.invalid"}, "MASTER_ADDR=no.such.host.invalid is not a host"),
         ({name: value for name, value in SRUN.items() if name != "SLURM_PROCID"}, "SLURM_PROCID is not set"),
+        ({**SRUN, "PRETRAIN_WORLD_SIZE": "16"}, "16 processes were asked for, but srun started 8"),
     ],
 )
 def test_incomplete(environment: dict[str, str], message: str) -> None:

@@ -69,6 +69,12 @@ BROKEN_SETTINGS = [
     ("residual_numbers_are_positive", ["model.residual.alpha=0"], "model.residual.alpha=0.0: must be positive"),
     ("residual_numbers_are_positive", ["model.residual.alpha=.inf"], "model.residual.alpha=inf: must be positive"),
     ("residual_numbers_are_positive", ["model.residual.angle_scale=-1"], "model.residual.angle_scale=-1.0"),
+    ("residual_numbers_are_positive", ["model.residual.radius=1e-30"], "choose a number between 1e-9 and 1e9"),
+    (
+        "residual_numbers_are_positive",
+        ["model.residual.scheme=p", "model.residual.p=1e200"],
+        "model.residual.p=1e+200: its square leaves fp32",
+    ),
     (
         "residual_numbers_are_positive",
         ["model.residual.radius=-1"],

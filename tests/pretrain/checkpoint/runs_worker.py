@@ -2,18 +2,26 @@
 
 import dataclasses
 import json
+import math
 import resource
 import shutil
 import sys
+import time
 from pathlib import Path
+from unittest.mock import patch
 
+import pytest
 import torch
+from torch.distributed import ProcessGroup
 
 from pretrain import parallel
-from pretrain.checkpoint import store
+from pretrain.checkpoint import saving, store
 from pretrain.checkpoint.initial import write_initial
 from pretrain.checkpoint.weights import StoredWeights
+from pretrain.checkpoint.writing import Job, write
 from pretrain.config import Config, load_config, with_scheme_defaults
+from pretrain.data.batch import MicroBatch
+from pretrain.engine import Engine
 from pretrain.errors import SharedError
 from pretrain.inspect_checkpoint import recorded_config
 from pretrain.launch import read_launch
@@ -168,6 +176,39 @@ def one_rank_that_cannot_write_costs_all_the_checkpoint_alike() -> None:
         assert names(name) == [f"step-0000000{step}" for step in (2, 4, 6, 8)]
 
 
+def what_began_becomes_durable_when_the_training_breaks() -> None:
+    def slowly(job: Job, group: ProcessGroup) -> str | None:
+        time.sleep(1)
+        return write(job, group)
+
+    def broken(engine: Engine, micro_batches: list[MicroBatch], step: int) -> torch.Tensor:
+        if step == 2:
+            raise KeyboardInterrupt
+        return forward_backward(engine, micro_batches, step)
+
+    forward_backward = Engine.forward_backward
+    with patch.object(saving, "write", slowly), patch.object(Engine, "forward_backward", broken):
+        with pytest.raises(KeyboardInterrupt):
+            train("broken")
+        assert names("broken") == ["step-00000002"]
+
+
+def a_step_that_was_not_finite_is_not_saved() -> None:
+    begun = []
+
+    def noted(engine: Engine, micro_batches: list[MicroBatch], step: int) -> torch.Tensor:
+        begun.append(step)
+        return forward_backward(engine, micro_batches, step)
+
+    def overflowing(engine: Engine) -> torch.Tensor:
+        return torch.tensor(math.inf) if len(begun) == 4 else grad_norm(engine)
+
+    forward_backward, grad_norm = Engine.forward_backward, Engine.grad_norm
+    with patch.object(Engine, "forward_backward", noted), patch.object(Engine, "grad_norm", overflowing):
+        assert train("overflow", "checkpoint.every=4", "logging.every=8") == ""
+    assert steps("overflow") == [8]
+
+
 def main() -> None:
     torch.set_num_threads(1)
     settings_decide_what_is_kept()
@@ -178,6 +219,8 @@ def main() -> None:
     weights_must_be_what_their_record_tells()
     what_a_stranger_put_in_is_not_run()
     one_rank_that_cannot_write_costs_all_the_checkpoint_alike()
+    what_began_becomes_durable_when_the_training_breaks()
+    a_step_that_was_not_finite_is_not_saved()
     parallel.stop()
     print("all checks passed")
 

@@ -39,8 +39,8 @@ def test_removed_from_disk_but_not_for_a_damaged_one(tmp_path: Path) -> None:
     saved(tmp_path, 5)
     (tmp_path / "step-00000005" / store.RECORD).write_text('{"format": 1}')
     for step, loss in ((1, 2.0), (2, 3.0), (3, 3.5), (4, 4.0)):
-        measured = 1 if step == 3 else step  # the third remembers the first's loss
-        callbacks = {"validation": {"step": measured, "loss": 2.0 if step == 3 else loss}}
+        measured = 1 if step == 3 else step  # the third remembers one that was measured at the first
+        callbacks = {"validation": {"step": measured, "loss": 1.0 if step == 3 else loss}}
         saved(tmp_path, step, callbacks=callbacks)
     (tmp_path / "step-00000004" / "__0_0.distcp").write_bytes(b"")
     remove_expendable(tmp_path, CheckpointSettings(keep_last=1, keep_best=True))

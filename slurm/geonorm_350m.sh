@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# GeoNorm 350M: 24 layers x 1024, sequence 1024; 2 node(s) of 8 GPUs.
+#
+#   sbatch slurm/geonorm_350m.sh [section.key=value ...]      from the project's folder
+#
+# Other numbers need no edit: sbatch --nodes=N --time=... slurm/geonorm_350m.sh. Partition and account: SBATCH_PARTITION and
+# SBATCH_ACCOUNT in the environment. Container or modules or venv, data and run folders: see the top of slurm/launcher.sh.
+# NOT RUN on GPUs yet.
+#SBATCH --job-name=geonorm_350m
+#SBATCH --nodes=2
+#SBATCH --gpus-per-node=8
+#SBATCH --ntasks-per-node=8
+#SBATCH --cpus-per-task=8
+#SBATCH --mem=0
+#SBATCH --time=1-0
+#SBATCH --signal=B:USR1@600
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=slurm-%x-%j.out
+
+CONFIG=configs/geonorm_350m.yaml
+# shellcheck source=slurm/launcher.sh
+. "${PROJECT:-$SLURM_SUBMIT_DIR}/slurm/launcher.sh"
+launch "$@"

@@ -1,0 +1,20 @@
+"""Python as the launcher starts it, except that global rank 1 has a defect: it raises at step 5."""
+
+import os
+import runpy
+import sys
+
+if __name__ == "__main__":
+    assert sys.argv[1] == "-m"
+    module, sys.argv[:] = sys.argv[2], sys.argv[2:]
+    if os.environ["SLURM_PROCID"] == "1":
+        import pretrain.loop
+        from pretrain.schedule import learning_rate
+
+        def broken(step: int, *rest: object) -> float:
+            if step == 5:
+                raise RuntimeError("a defect on purpose")
+            return learning_rate(step, *rest)  # type: ignore[arg-type]
+
+        pretrain.loop.learning_rate = broken  # type: ignore[attr-defined]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -1,0 +1,117 @@
+"""Every script: shellcheck finds nothing, and Slurm accepts it as it stands."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launch import REPOSITORY
+from tests.slurm.cluster import Cluster
+
+ALL = sorted((REPOSITORY / "slurm").glob("*.sh"))
+SUBMITTED = [path for path in ALL if path.name != "launcher.sh"]
+
+
+def test_there_is_a_script_for_every_large_configuration() -> None:
+    names = {path.stem for path in (REPOSITORY / "configs").glob("geonorm_*.yaml")}
+    assert names == {path.stem for path in SUBMITTED} - {"sweep"}
+
+
+@pytest.mark.parametrize("script", ALL, ids=lambda path: path.name)
+def test_shellcheck(script: Path) -> None:
+    shellcheck = Path(sys.executable).with_name("shellcheck")
+    done = subprocess.run([shellcheck, "-x", script], cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slurm
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SUBMITTED, ids=lambda path: path.name)
+def test_slurm_accepts_it(cluster: Cluster, script: Path) -> None:
+    done = cluster.run("sbatch", "--test-only", "--partition=big", str(script))
+    assert done.returncode == 0, done.stderr
+    assert "to start at" in done.stderr
+    refused = cluster.run("sbatch", "--test-only", "--partition=big", "--nodes=1000", str(script))
+    assert refused.returncode != 0
+
+
+def in_launcher(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a few lines of bash where the launcher's functions are."""
+    return subprocess.run(
+        ["bash", "-euc", f". slurm/launcher.sh\n{script}"],
+        cwd=REPOSITORY,
+        env={"PATH": "/usr/bin:/bin", "PROJECT": "/shared/project", "SLURM_JOB_NAME": "test", **variables},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def container_call(container: str, **variables: str) -> list[str]:
+    """The words that the launcher would start in its tasks, with srun's own first."""
+    script = 'choose_software; printf \'%s\\n\' "${container[@]}" -- "${python[@]}"'
+    done = in_launcher(script, CONTAINER=container, **variables)
+    return done.stdout.split("\n")[:-1] if done.returncode == 0 else [done.stderr]
+
+
+def test_containers_as_text() -> None:
+    """NOT RUN: there is neither pyxis nor apptainer; that the arguments are theirs is from their manuals."""
+    image = "/images/pretrain.sqsh"
+    assert container_call(f"pyxis:{image}", RUNS="/scratch/runs") == [
+        f"--container-image={image}",
+        "--container-mounts=/shared/project:/shared/project,/scratch/runs:/scratch/runs",
+        "--container-workdir=/shared/project",
+        "--",
+        "python",
+    ]
+    assert container_call("pyxis:registry#team/image:1", MOUNTS="/data:/data:ro,/home")[:2] == [
+        "--container-image=registry#team/image:1",
+        "--container-mounts=/data:/data:ro,/home:/home",
+    ]
+    assert container_call("apptainer:/images/pretrain.sif", PYTHON="/opt/venv/bin/python") == [
+        *("--", "apptainer", "exec", "--nv", "--bind", "/shared/project", "--pwd", "/shared/project"),
+        *("/images/pretrain.sif", "/opt/venv/bin/python"),
+    ]
+    assert "use none, pyxis:IMAGE or apptainer:IMAGE" in container_call("docker:x")[0]
+    assert "/shared/project/.venv/bin/python does not exist" in container_call("none")[0]
+
+
+def rendezvous(nodes: int, **addresses: str) -> subprocess.CompletedProcess[str]:
+    """MASTER_ADDR of a job on the node ``head`` and others, where names have these addresses as seen from there."""
+    known = " ".join(f"{name}) echo '{address} STREAM';;" for name, address in addresses.items())
+    script = f"""
+        getent() {{ case $2 in {known} esac; }}
+        scontrol() {{ [ $2 = node ] && echo 'NodeAddr=ip_head NodeHostName=head' || printf 'head\\nother\\n'; }}
+        find_rendezvous
+        echo "$MASTER_ADDR"
+    """
+    return in_launcher(script, SLURM_JOB_NODELIST="head,other", SLURM_JOB_NUM_NODES=str(nodes))
+
+
+def test_ranks_meet_at_an_address_that_others_can_reach() -> None:
+    assert rendezvous(2, head="10.0.0.5").stdout == "10.0.0.5\n"
+    # As Debian's installer has it: a host's own name is its loopback. Slurm knows better.
+    assert rendezvous(2, head="127.0.1.1", ip_head="10.0.0.6").stdout == "10.0.0.6\n"
+    failed = rendezvous(2, head="127.0.1.1")
+    assert (failed.returncode, failed.stdout) == (2, "")
+    assert "the first node, head, has no address that the others can reach" in failed.stderr
+    alone = rendezvous(1, head="127.0.1.1").stdout
+    assert "head has no address but its loopback, which is enough for one node" in alone
+    assert alone.endswith("\n127.0.0.1\n")
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"SLURM_JOB_ID": ""}, "submit this script with sbatch"),
+        ({"SLURM_NTASKS_PER_NODE": ""}, "give sbatch --ntasks-per-node"),
+        ({"SLURM_GPUS_ON_NODE": "4"}, "8 task(s) per node but 4 GPU(s)"),
+    ],
+)
+def test_one_task_per_gpu(variables: dict[str, str], message: str) -> None:
+    job = {"SLURM_JOB_ID": "1", "SLURM_NTASKS_PER_NODE": "8", "SLURM_JOB_NUM_NODES": "3", "SLURM_GPUS_ON_NODE": "8"}
+    assert in_launcher("check_allocation; echo $PRETRAIN_WORLD_SIZE", **job).stdout == "24\n"
+    refused = in_launcher("check_allocation", **job | variables)
+    assert refused.returncode == 2
+    assert message in refused.stderr
