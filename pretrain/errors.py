@@ -1,5 +1,6 @@
 """Mistakes that the user can mend, and how a command line tells of them."""
 
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -27,8 +28,8 @@ def run_cli(
 ) -> NoReturn:
     """Run a command's ``main`` and end the process: status 0, or 2 and one line on stderr after a UserError.
 
-    An interrupt from the keyboard ends it with status 130. Any other exception is a defect of ours and keeps its
-    traceback; its status is 1.
+    An interrupt from the keyboard ends it with status 130, output that nobody reads any more with status 1. Any other
+    exception is a defect of ours and keeps its traceback; its status is 1.
 
     Args:
         speaks: whether this process tells of an error; one of several that make the same mistake is enough.
@@ -44,6 +45,10 @@ def run_cli(
         if speaks(interrupt):
             print("interrupted", file=sys.stderr)
         end(130, interrupt)
+    except BrokenPipeError as error:
+        # Whoever read our output, such as `head`, has had enough; Python would complain once more while it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        end(1, error)
     except Exception as error:
         traceback.print_exc()
         end(1, error)

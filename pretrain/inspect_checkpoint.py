@@ -8,7 +8,7 @@ import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 import numpy.typing as npt
@@ -92,6 +92,8 @@ def run_inspection(asked: Inspection) -> None:
     checkpoint = find_checkpoint(asked.path)
     record = store.read_record(checkpoint)
     config = recorded_config(checkpoint, record)
+    if asked.text:
+        _open_text(asked.text).close()  # a mistake is told before anything else
     facts: dict[str, Any] = {"checkpoint": str(checkpoint), "parameters": count_parameters(checkpoint)}
     if asked.config:
         other = load_config(asked.config, [])
@@ -242,6 +244,13 @@ def find_manifest(config: Config, record: dict[str, Any], moved_to: str | None) 
     return manifest
 
 
+def _open_text(file: Path) -> TextIO:
+    try:
+        return file.open(encoding="utf-8", newline="")  # newlines as they are
+    except OSError as error:
+        raise UserError(f"--text {file} cannot be read: {error.strerror}") from None
+
+
 def read_samples(file: Path, tokenizer: Tokenizer, sequence_length: int, limit: int) -> Samples:
     """The first ``limit`` whole samples of a text; what is left of it stays out.
 
@@ -250,10 +259,8 @@ def read_samples(file: Path, tokenizer: Tokenizer, sequence_length: int, limit: 
     """
     wanted = limit * sequence_length + 1
     try:
-        with file.open(encoding="utf-8", newline="") as stream:  # newlines as they are
+        with _open_text(file) as stream:
             text = stream.read(wanted * _LONGEST_PIECE)
-    except OSError as error:
-        raise UserError(f"--text {file} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"--text {file} is not UTF-8 text: {error.reason} at byte {error.start}") from None
     if not text:

@@ -82,7 +82,8 @@ def _newest_sound(config: Config, known: Mapping[Path, str]) -> tuple[Path | Non
             if config.checkpoint.on_damage == "stop":
                 raise DamageError(f"{error}; checkpoint.on_damage=previous goes on from the one before") from None
     if faults:
-        raise DamageError(f"{next(iter(faults.values()))}; there is no sound one before it")
+        found = next(iter(faults.values()))
+        raise DamageError(f"{found}; there is no sound one before it; restore its files, or choose another run.dir")
     return None, {}, {}
 
 

@@ -91,7 +91,7 @@ stop() { # STATUS
 
 choose_layout() { # fills processes, layout and threads: processes x threads = cores
     local cores gpus
-    cores=$(nproc)
+    cores=$(env -u OMP_NUM_THREADS nproc) # which would answer with that variable
     gpus=$("$PYTHON_BIN" -c 'import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)')
     processes=$((gpus > 0 ? gpus : cores))
     processes=$((processes > 2 ? 2 : processes))

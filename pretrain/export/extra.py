@@ -16,7 +16,7 @@ def require_transformers(command: str) -> None:
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"{command} needs {' and '.join(missing)}; install the extra by: pip install '.[hf]'")
+        raise UserError(f"{command} needs {' and '.join(missing)}; install the extra by: pip install -e '.[hf]'")
     # Read when transformers is imported. All that is needed lies in the folder that the user names.
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -92,7 +92,9 @@ def export(asked: Export, device: torch.device) -> list[str]:
     ]
     if tokenizer is None:
         return [*lines, "tokenizer: none; the run's tokens came without a sentencepiece model"]
-    return [*lines, f'tokenizer: AutoTokenizer.from_pretrained("{asked.out}"{code if tokenizer == "own" else ""})']
+    # With a configuration of our own even a stock tokenizer is only found by running its code.
+    trusted = code if tokenizer == "own" or target.needs_code else ""
+    return [*lines, f'tokenizer: AutoTokenizer.from_pretrained("{asked.out}"{trusted})']
 
 
 def _write_tokenizer(

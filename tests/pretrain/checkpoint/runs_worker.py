@@ -128,7 +128,7 @@ def nothing_is_thrown_away_when_all_are_damaged() -> None:
     on_one_rank(flip_a_byte, newest.with_name("step-00000002") / "__0_0.distcp")
     said = train("lost", "checkpoint.on_damage=previous")
     assert said.startswith(f"{newest} is damaged: "), said
-    assert said.endswith("; there is no sound one before it"), said
+    assert said.endswith("; there is no sound one before it; restore its files, or choose another run.dir"), said
     assert names("lost") == ["step-00000002", "step-00000004"]
 
 

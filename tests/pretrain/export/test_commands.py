@@ -66,6 +66,7 @@ def test_a_run_on_the_sphere_goes_out_with_its_code(manifest: Path, tmp_path: Pa
     done = pretrain("export", run / "checkpoints" / "step-00000003", "--out", tmp_path / "out", "--dtype", "bf16")
     assert (done.returncode, done.stderr) == (0, "")
     assert "SpherePretrainForCausalLM, bf16, step 3 of" in done.stdout
+    assert done.stdout.count("trust_remote_code=True") == 2  # for the model and for the tokenizer
     assert "LlamaForCausalLM has no scheme cayley, output_bias=unigram: our modelling files are shipped" in done.stdout
     assert {path.name for path in (tmp_path / "out").glob("*.py")} == {
         "configuration_sphere_pretrain.py",

@@ -143,7 +143,7 @@ def test_a_model_that_computes_otherwise_is_not_left_behind(tmp_path: Path, monk
 
 def test_the_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"export --to hf needs transformers and safetensors; .*pip install '\.\[hf\]'"):
+    with pytest.raises(UserError, match=r"export --to hf needs transformers and safetensors; .* -e '\.\[hf\]'"):
         require_transformers("export --to hf")
 
 
