@@ -25,6 +25,8 @@ from pretrain.engine import Engine
 from pretrain.errors import SharedError
 from pretrain.inspect_checkpoint import recorded_config
 from pretrain.launch import read_launch
+from pretrain.resilience.caretaker import Caretaker
+from pretrain.resilience.signals import Signals
 from pretrain.run import train_from
 from pretrain.start import find_start
 from tests.launch import REPOSITORY
@@ -34,7 +36,8 @@ from tests.pretrain.runs import SMALL
 MANIFEST, FOLDER = sys.argv[1], Path(sys.argv[2])
 RUN = [f"data.manifest={MANIFEST}", "parallel.tp=2", "model.dropout=0.1", "train.steps=8", "optimizer.warmup_steps=1"]
 RUN += ["checkpoint.every=2", "validation.every=2", "logging.every=1"]
-PLACE = parallel.start(read_launch(), load_config(REPOSITORY / "configs/demo.yaml", RUN).parallel, seed=0)
+LAUNCH, SIGNALS = read_launch(), Signals()
+PLACE = parallel.start(LAUNCH, load_config(REPOSITORY / "configs/demo.yaml", RUN).parallel, seed=0)
 LEADS = PLACE.global_rank == 0
 
 
@@ -49,7 +52,7 @@ def train(name: str, *overrides: str) -> str:
     try:
         start = find_start(settings, PLACE.world_size)
         store.require_writable(settings.run.dir)
-        train_from(settings, start, PLACE)
+        train_from(settings, start, PLACE, Caretaker(settings, LAUNCH, SIGNALS, start.state.step))
     except SharedError as error:
         return str(error)
     finally:
