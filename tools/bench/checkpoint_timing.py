@@ -83,16 +83,16 @@ def run(arguments: argparse.Namespace) -> Report:
         raise UserError(
             f"checkpoint runs in one process, not in {launch.world_size}; start it without torchrun or srun"
         )
-    config = bench_config(PRESETS[arguments.preset], "bf16", None)
-    place = parallel.start(launch, config.parallel, config.train.seed)
-    engine = Engine(config, config.model, uniform_counts(config), place)
-    engine.forward_backward(random_batches(config, place.device)[:1])
-    engine.step(config.optimizer.lr)
     try:
         folder = Path(tempfile.mkdtemp(prefix="bench-checkpoint-", dir=arguments.folder))
     except OSError as error:
         raise UserError(f"--folder {arguments.folder}: {error.strerror}") from None
     try:
+        config = bench_config(PRESETS[arguments.preset], "bf16", None)
+        place = parallel.start(launch, config.parallel, config.train.seed)
+        engine = Engine(config, config.model, uniform_counts(config), place)
+        engine.forward_backward(random_batches(config, place.device)[:1])
+        engine.step(config.optimizer.lr)
         bench, memory = set_up(engine, folder, config.model.vocab_size or 0)
         timings = pairs.interleave(turns(bench), arguments.rounds, synchronizer(place.device), bench.prepare)
         bench.prepare()
