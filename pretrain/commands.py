@@ -60,7 +60,7 @@ def _configured(parser: ArgumentParser) -> None:
 def _train(given: Namespace) -> None:
     signals = Signals()  # before the imports, which take seconds
 
-    from pretrain.config import load_config
+    from pretrain.config_file import load_config
     from pretrain.launch import read_launch
     from pretrain.run import run_training
 
@@ -68,7 +68,7 @@ def _train(given: Namespace) -> None:
 
 
 def _preflight(given: Namespace) -> None:
-    from pretrain.config import load_config
+    from pretrain.config_file import load_config
     from pretrain.launch import read_launch
     from pretrain.resilience.preflight import run_preflight
 
@@ -85,7 +85,7 @@ def _planned(parser: ArgumentParser) -> None:
 
 
 def _plan(given: Namespace) -> None:
-    from pretrain.config import load_config
+    from pretrain.config_file import load_config
     from pretrain.plan.command import PlanRequest, run_plan
 
     asked = PlanRequest(given.gpus, given.gpu, given.mfu, given.json)

@@ -20,7 +20,8 @@ from megatron_ext import Geometry, GeometryProbe, ParallelSettings, build_model,
 from pretrain import parallel
 from pretrain.checkpoint import store
 from pretrain.checkpoint.weights import count_parameters, load_weights
-from pretrain.config import Config, load_config, with_scheme_defaults
+from pretrain.config import Config, with_scheme_defaults
+from pretrain.config_file import load_config
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.data.urls import is_remote, local_path

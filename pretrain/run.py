@@ -9,7 +9,8 @@ from pretrain import parallel
 from pretrain.agreement import require_agreement
 from pretrain.checkpoint import store
 from pretrain.checkpoint.callback import Saver, checkpoint_group
-from pretrain.config import Config, dump_config, with_scheme_defaults
+from pretrain.config import Config, with_scheme_defaults
+from pretrain.config_file import dump_config
 from pretrain.data.ahead import ReadAhead
 from pretrain.engine import Engine
 from pretrain.evaluate import Validation

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from megatron_ext import ParallelSettings, build_model
-from pretrain.config import load_config
+from pretrain.config_file import load_config
 from pretrain.rules import check_config, check_layout
 from tests.launch import REPOSITORY
 

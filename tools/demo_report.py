@@ -71,7 +71,7 @@ def print_table(manifest: Path, runs: list[Path]) -> None:
 def check(config_file: Path, settings: list[str], processes: int) -> None:
     """Raise UserError for settings that the runs would refuse, before the data is there."""
     # Imported late: they load torch and Megatron-core, which the table can do without.
-    from pretrain.config import load_config
+    from pretrain.config_file import load_config
     from pretrain.rules import check_config, check_layout
 
     config = load_config(config_file, settings)

@@ -15,7 +15,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pretrain.config import Config, dump_config
+from pretrain.config import Config
+from pretrain.config_file import dump_config
 from pretrain.data.files import write_atomically
 from pretrain.errors import SharedError
 from pretrain.launch import Launch

@@ -8,7 +8,7 @@ import sys
 import torch.distributed as dist
 
 from pretrain.agreement import require_agreement
-from pretrain.config import load_config
+from pretrain.config_file import load_config
 from pretrain.datasets import facts_of, load_datasets
 from pretrain.errors import SharedError
 from pretrain.resume import go_on_with_data

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from pretrain import parallel
-from pretrain.config import load_config
+from pretrain.config_file import load_config
 from pretrain.data.ahead import ReadAhead
 from pretrain.data.batches import Source, TrainingBatches
 from pretrain.data.order import SampleOrder

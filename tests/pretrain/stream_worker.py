@@ -11,7 +11,8 @@ from pathlib import Path
 import torch
 
 from pretrain import parallel
-from pretrain.config import Config, load_config
+from pretrain.config import Config
+from pretrain.config_file import load_config
 from pretrain.data.ahead import ReadAhead
 from pretrain.errors import SharedError
 from pretrain.feed import Feed, needs_tokens

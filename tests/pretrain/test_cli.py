@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from megatron_ext import build_model, find_documents
-from pretrain.config import load_config
+from pretrain.config_file import load_config
 from pretrain.data.manifest import load_manifest
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import ShardReader

@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pretrain.config import Config, dump_config, load_config, setting_types
+from pretrain.config import Config
+from pretrain.config_file import dump_config, load_config, setting_types
 from pretrain.errors import UserError
 from tests.launch import REPOSITORY
 

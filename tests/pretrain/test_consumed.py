@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config import load_config
+from pretrain.config_file import load_config
 from pretrain.data.manifest import Manifest
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import ShardReader

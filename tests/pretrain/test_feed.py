@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pretrain.config import load_config
+from pretrain.config_file import load_config
 from pretrain.data.manifest import Manifest, load_manifest
 from pretrain.data.order import SampleOrder
 from pretrain.data.shard_index import load_index

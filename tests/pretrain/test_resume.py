@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.config import Config, load_config, with_scheme_defaults
+from pretrain.config import Config, with_scheme_defaults
+from pretrain.config_file import load_config
 from pretrain.data.manifest import load_manifest
 from pretrain.datasets import Dataset, Facts, facts_of, load_datasets, shares_of, token_counts
 from pretrain.errors import UserError

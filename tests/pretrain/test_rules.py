@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from megatron_ext import SCHEMES
-from pretrain.config import Config, load_config
+from pretrain.config import Config
+from pretrain.config_file import load_config
 from pretrain.data.manifest import load_manifest
 from pretrain.datasets import Dataset
 from pretrain.errors import UserError

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config import Config, dump_config, load_config
+from pretrain.config import Config
+from pretrain.config_file import dump_config, load_config
 from pretrain.data.cursor import Cursor
 from pretrain.errors import UserError
 from pretrain.state import TrainState

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from pretrain import parallel
-from pretrain.config import Config, load_config
+from pretrain.config import Config
+from pretrain.config_file import load_config
 from pretrain.errors import UserError
 from pretrain.launch import read_launch
 from pretrain.rules import check_config

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pretrain.config import Config, load_config
+from pretrain.config import Config
+from pretrain.config_file import load_config
 from pretrain.data.manifest import describe_first_error
 from pretrain.errors import UserError
 from pretrain.rules import check_config, check_layout

@@ -19,7 +19,8 @@ from pretrain.checkpoint import saving, store
 from pretrain.checkpoint.initial import write_initial
 from pretrain.checkpoint.weights import StoredWeights
 from pretrain.checkpoint.writing import Job, write
-from pretrain.config import Config, load_config, with_scheme_defaults
+from pretrain.config import Config, with_scheme_defaults
+from pretrain.config_file import load_config
 from pretrain.data.batch import MicroBatch
 from pretrain.engine import Engine
 from pretrain.errors import SharedError

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pretrain.config import DataSettings, load_config
+from pretrain.config import DataSettings
+from pretrain.config_file import load_config
 from pretrain.data import order as order_module
 from pretrain.data.batches import Source, TrainingBatches
 from pretrain.data.folder import Access

@@ -12,7 +12,8 @@ import yaml
 
 from megatron_ext import build_model
 from megatron_ext.pretended import pretended_rank
-from pretrain.config import CheckpointSettings, Config, load_config
+from pretrain.config import CheckpointSettings, Config
+from pretrain.config_file import load_config
 from pretrain.data.manifest import load_manifest
 from pretrain.errors import UserError
 from pretrain.hardware import GPUS

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pretrain.config import load_config
+from pretrain.config_file import load_config
 from pretrain.errors import SharedError
 from pretrain.launch import Launch
 from pretrain.resilience.launches import Job, LaunchRecord, current_job, launches_folder, require_progress

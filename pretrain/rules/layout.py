@@ -1,0 +1,61 @@
+"""Rules about the layout of processes; see :mod:`pretrain.rules`, which checks them."""
+
+from pretrain.config import Config
+
+
+def heads_divide_over_tp(config: Config) -> str | None:
+    """Each tensor-parallel rank holds the same number of query and of key/value heads."""
+    heads, tp = config.model.num_attention_heads, config.parallel.tp
+    groups = config.model.num_query_groups
+    if heads % tp:
+        return f"model.num_attention_heads={heads} is not divisible by parallel.tp={tp}; change either"
+    if groups is not None and groups % tp:
+        return f"model.num_query_groups={groups} is not divisible by parallel.tp={tp}; change either"
+    return None
+
+
+def ffn_divides_over_tp(config: Config) -> str | None:
+    """Each tensor-parallel rank holds the same slice of the MLP."""
+    ffn, tp = config.model.ffn_hidden_size, config.parallel.tp
+    return f"model.ffn_hidden_size={ffn} is not divisible by parallel.tp={tp}; change either" if ffn % tp else None
+
+
+def sequence_parallel_needs_tp(config: Config) -> str | None:
+    """Sequence parallelism splits the sequence over the tensor-parallel ranks."""
+    if not config.parallel.sp:
+        return None
+    tp, sequence = config.parallel.tp, config.model.sequence_length
+    if tp == 1:
+        return "parallel.sp=true needs parallel.tp of at least 2; raise parallel.tp or set parallel.sp=false"
+    if sequence % tp:
+        return f"model.sequence_length={sequence} is not divisible by parallel.tp={tp}, which parallel.sp=true needs"
+    return None
+
+
+def layers_divide_over_pp(config: Config) -> str | None:
+    """Each pipeline stage holds the same number of layers."""
+    layers, pp = config.model.num_layers, config.parallel.pp
+    return f"model.num_layers={layers} is not divisible by parallel.pp={pp}; change either" if layers % pp else None
+
+
+def world_size_fits_model_parallel(config: Config, world_size: int) -> str | None:
+    """Every process belongs to one tensor- and one pipeline-parallel group."""
+    tp, pp = config.parallel.tp, config.parallel.pp
+    if world_size % (tp * pp):
+        return (
+            f"{world_size} process(es) cannot be divided by parallel.tp={tp} x parallel.pp={pp}; "
+            f"start a multiple of {tp * pp} processes or change the layout"
+        )
+    return None
+
+
+def global_batch_fits_data_parallel(config: Config, world_size: int) -> str | None:
+    """Every data-parallel rank takes the same number of micro batches a step."""
+    dp = world_size // (config.parallel.tp * config.parallel.pp)
+    micro, batch = config.train.micro_batch, config.train.global_batch
+    if batch % (micro * dp):
+        return (
+            f"train.global_batch={batch} is not divisible by train.micro_batch={micro} x {dp} data-parallel ranks; "
+            f"lower train.micro_batch, or use a multiple of {micro * dp}"
+        )
+    return None

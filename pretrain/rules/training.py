@@ -1,0 +1,50 @@
+"""Rules about a run's length, its checkpoints and its place; see :mod:`pretrain.rules`, which checks them."""
+
+from pathlib import Path
+
+from pretrain.config import Config
+
+
+def micro_batch_divides_global_batch(config: Config) -> str | None:
+    """A step is a whole number of micro batches."""
+    micro, batch = config.train.micro_batch, config.train.global_batch
+    return (
+        f"train.global_batch={batch} is not divisible by train.micro_batch={micro}; change either"
+        if batch % micro
+        else None
+    )
+
+
+def schedule_fits_the_run(config: Config) -> str | None:
+    """The learning rate rises within the run and does not end above its peak."""
+    optimizer, steps = config.optimizer, config.train.steps
+    if optimizer.warmup_steps >= steps:
+        return f"optimizer.warmup_steps={optimizer.warmup_steps} must be below train.steps={steps}; change either"
+    if optimizer.min_lr > optimizer.lr:
+        return f"optimizer.min_lr={optimizer.min_lr} is above optimizer.lr={optimizer.lr}; lower it"
+    return None
+
+
+def what_is_kept_beside_the_last_can_be_told(config: Config) -> str | None:
+    """Checkpoints that retention spares beside the last ones exist and can be compared."""
+    settings, validation = config.checkpoint, config.validation
+    for name in ("keep_every", "keep_best"):
+        if getattr(settings, name) and settings.keep_last is None:
+            value = str(getattr(settings, name)).lower()
+            return f"checkpoint.{name}={value}: all are kept anyway; set checkpoint.keep_last, or leave it out"
+    if settings.keep_every and (not settings.every or settings.keep_every % settings.every):
+        return (
+            f"checkpoint.keep_every={settings.keep_every} is no multiple of checkpoint.every={settings.every}; "
+            f"change either"
+        )
+    if settings.keep_best and (not validation.every or settings.every % validation.every):
+        return (
+            f"checkpoint.keep_best=true compares validation losses, but checkpoint.every={settings.every} is no "
+            f"multiple of validation.every={validation.every}; change either"
+        )
+    return None
+
+
+def run_has_a_folder(config: Config) -> str | None:
+    """A run's files do not mix with those of the current folder."""
+    return "run.dir is empty; name a folder for the run" if config.run.dir == Path() else None
