@@ -69,13 +69,12 @@ class Validation:
             if loss is None:
                 return
             losses.append(loss)
-        state.callbacks[_NAME] = {"step": state.step}
         self._write(state, losses)
 
     def _write(self, state: TrainState, losses: Sequence[float]) -> None:
         weights = [part.weight for part in self._held_out]
         mean = sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
-        state.callbacks["validation"] = {"step": state.step, "loss": mean}
+        state.callbacks[_NAME] = {"step": state.step, "loss": mean}
         self._board.scalar("validation/loss", mean, state.step)
         said = ""
         if len(losses) > 1:

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from pretrain.checkpoint.files import DamageError, FileFacts, new_file
+from pretrain.checkpoint.files import DamageError, FileFacts, new_file, open_file
 
 CONTENTS = ".metadata"
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -140,8 +140,11 @@ def read_contents(checkpoint: Path) -> Metadata:
         DamageError: it is not.
     """
     try:
-        with (checkpoint / CONTENTS).open("rb") as stream:
-            return _checked(stream)
+        with open_file(checkpoint / CONTENTS) as stream:
+            metadata = _checked(stream)
+        for name in {place.relative_path for place in metadata.storage_data.values()}:
+            open_file(checkpoint / name).close()
+        return metadata
     except Exception as error:  # a broken pickle may raise anything
         raise DamageError(f"{checkpoint / CONTENTS} is damaged or not from this program: {error}") from None
 

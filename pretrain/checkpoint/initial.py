@@ -19,7 +19,7 @@ from megatron_ext import ModelSettings, with_defaults
 from megatron_ext.initialize import cut_for_this_rank, global_names, whole_shape
 from pretrain.checkpoint import store
 from pretrain.checkpoint.contents import write_contents
-from pretrain.checkpoint.files import DamageError, FileFacts, find_damage
+from pretrain.checkpoint.files import DamageError, FileFacts, find_damage, open_file, require_size
 from pretrain.checkpoint.loading import agree
 from pretrain.checkpoint.weights import MASTERS, StoredWeights
 from pretrain.checkpoint.writing import Piece, write_pieces
@@ -117,13 +117,13 @@ def find_initial(path: Path) -> InitialWeights:
 
 def _read_folder(folder: Path) -> InitialWeights:
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        with open_file(folder / RECORD) as stream:
+            record = json.loads(stream.read())
         if record["format"] != FORMAT:
             raise ValueError(f"it has format {record['format']}, but this version reads {FORMAT}")
         files = {name: FileFacts(**facts) for name, facts in record["files"].items()}
         for name, facts in files.items():
-            if (found := (folder / name).stat().st_size) != facts.bytes:
-                raise ValueError(f"{name} has {found} bytes instead of {facts.bytes}")
+            require_size(folder / name, facts.bytes)
         model = TypeAdapter(ModelSettings).validate_python(record["model"])
         return InitialWeights(folder, model, int(record["vocab_size"]), files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, ValidationError) as error:

@@ -5,11 +5,12 @@ import dataclasses
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from zlib_ng import zlib_ng
 
 from pretrain import parallel
 from pretrain.checkpoint import loading, saving, store
@@ -126,7 +127,7 @@ def turns(bench: Bench) -> dict[str, pairs.Turn]:
 
     def checksum() -> None:
         for _ in range(0, bench.bytes, _CHUNK):
-            zlib.crc32(content)
+            zlib_ng.crc32(content)
 
     return {
         WRITE: lambda: plain_write(bench.folder / "written", bench.bytes),
