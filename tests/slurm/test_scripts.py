@@ -26,7 +26,6 @@ def test_shellcheck(script: Path) -> None:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 @pytest.mark.parametrize("script", SUBMITTED, ids=lambda path: path.name)
 def test_slurm_accepts_it(cluster: Cluster, script: Path) -> None:
     done = cluster.run("sbatch", "--test-only", "--partition=big", str(script))
