@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -30,14 +31,17 @@ BASE = "localhost/plain-debian:test"
 
 
 class Engine:
-    """Builds and runs images below ``folder``, which :meth:`close` empties."""
+    """Builds and runs images in a folder that :meth:`close` removes.
 
-    def __init__(self, folder: Path) -> None:
+    Attributes:
+        private: places on this machine and hosts that a build saw, and that no image may name.
+    """
+
+    def __init__(self) -> None:
         """Install what is missing, and import a Debian made by mmdebstrap as :data:`BASE`."""
         assert os.geteuid() == 0, "tests marked container run podman as root"
         install()
-        self._storage = folder / "storage"
-        self._storage.mkdir(parents=True)
+        self._folder = folder = Path(tempfile.mkdtemp(prefix="images-", dir="/var/tmp"))  # podman wants a short path
         self._configuration = folder / "containers.conf"
         self._configuration.write_text(CONFIGURATION, encoding="utf-8")
         self._secret, self._mounts, self.private = folder / "pip.conf", list[str](), list[str]()
@@ -53,12 +57,12 @@ class Engine:
     def close(self) -> None:
         """Remove all containers, images and files."""
         self.podman("rm", "--all", "--force")
-        shutil.rmtree(self._storage)
+        shutil.rmtree(self._folder)
 
     def podman(self, *arguments: str, timeout: float = 300, check: bool = True) -> str:
         """A command of podman's; returns what it writes, on both channels."""
         done = subprocess.run(
-            ["podman", "--root", self._storage / "images", "--runroot", self._storage / "run", *arguments],
+            ["podman", "--root", self._folder / "images", "--runroot", self._folder / "run", *arguments],
             cwd=REPOSITORY,
             env=os.environ | {"CONTAINERS_CONF": str(self._configuration)},
             stdin=subprocess.DEVNULL,
@@ -100,7 +104,8 @@ class Engine:
 
     def _seen_in_a_build(self, word: str) -> str:
         if Path(word).is_absolute():
-            self.private.append(word)
+            if Path(word).is_dir():  # a certificate's path is the same on every Debian
+                self.private.append(word)
             target = f"/mnt/pip/{len(self._mounts)}"
             self._mounts.append(f"{word}:{target}")
             return target
