@@ -43,7 +43,9 @@ def test_the_smoke_command(engine: Engine, image: str, options: tuple[str, ...])
 
 
 def test_it_runs_as_a_user_who_can_change_runs_alone(engine: Engine, image: str) -> None:
-    script = "id -u; find /opt /usr /etc /mnt -xdev -writable -not -type l; command -v g++ || echo no compiler"
+    script = (
+        "id -u; find /opt /usr /etc /mnt -xdev -writable -not -type l 2>/dev/null; command -v g++ || echo no compiler"
+    )
     assert engine.run(image, "bash", "-c", script).split("\n")[:-1] == [
         *("10001", "/opt/sphere-pretrain/data", "/opt/sphere-pretrain/runs", "no compiler")
     ]
