@@ -64,7 +64,7 @@ class Engine:
         done = subprocess.run(
             ["podman", "--root", self._folder / "images", "--runroot", self._folder / "run", *arguments],
             cwd=REPOSITORY,
-            env=os.environ | {"CONTAINERS_CONF": str(self._configuration)},
+            env=os.environ | {"CONTAINERS_CONF": str(self._configuration), "TMPDIR": str(self._folder)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
