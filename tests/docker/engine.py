@@ -99,7 +99,7 @@ class Engine:
         lines = ["[global]"]
         for name, value in pip_settings().items():
             words = [self._seen_in_a_build(word) for word in value.split() if not word.startswith("file:")]
-            lines.append(f"{name} = {' '.join(words)}")
+            lines += [f"{name} = {' '.join(words)}"] if words else []
         self._secret.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
     def _seen_in_a_build(self, word: str) -> str:
