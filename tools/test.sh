@@ -2,7 +2,8 @@
 # Set up, then lint, type check and test. Works from any directory.
 #
 #   bash tools/test.sh                       everything but the tests marked slow or gpu, or slurm unless you are root
-#   bash tools/test.sh slow [argument ...]   the tests marked slow, and those marked gpu where CUDA is there
+#   bash tools/test.sh slow [argument ...]   the tests marked slow, and those marked gpu where CUDA is there; those
+#                                            marked slurm or container need root
 #   bash tools/test.sh argument ...          pytest's own arguments: a file, -k word, -x, -m marker
 #
 # All stages run even when one fails; the exit status is 0 only if all passed.
@@ -26,6 +27,7 @@ has_cuda() { python -c 'import sys, torch; sys.exit(not torch.cuda.is_available(
 slow_tests() {
     local markers='slow or gpu' status=0
     has_cuda || markers='slow and not gpu'
+    [ "$(id -u)" = 0 ] || markers="($markers) and not slurm and not container"
     python -m pytest -p tools.pytest_report -m "$markers" "$@" || status=$?
     # pytest's 5: nothing was selected. Without further arguments that only says that no test is slow.
     if [ $status = 5 ] && [ $# = 0 ]; then status=0; fi

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -72,8 +73,17 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:
+            if (module, name) == ("builtins", "getattr"):
+                return _memory_format
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
         return super().find_class(module, name)
+
+
+def _memory_format(owner: Any, name: str) -> _MEM_FORMAT_ENCODING:
+    """What stands for getattr: Python before 3.11.4, Debian 12's for one, pickles an enum's member by it."""
+    if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError("it names builtins.getattr, which is no part of a checkpoint")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 class PlainReader(FileSystemReader):
