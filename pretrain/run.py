@@ -17,9 +17,13 @@ from pretrain.evaluate import Validation
 from pretrain.feed import Feed, needs_tokens
 from pretrain.launch import Launch
 from pretrain.loop import Callback, train
+from pretrain.monitor.hparams import CURVES as COMPARED
+from pretrain.monitor.hparams import compared_settings
 from pretrain.monitor.metrics import Metrics
+from pretrain.monitor.profiler import Profiler
 from pretrain.monitor.stragglers import Stragglers
 from pretrain.monitor.tensorboard import Board
+from pretrain.monitor.timed import Timed
 from pretrain.parallel import Place
 from pretrain.recipe import advice
 from pretrain.resilience.caretaker import Caretaker
@@ -72,7 +76,7 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker)
     data, state = start.data, start.state
     if place.global_rank == 0 and data.notice():
         print(data.notice(), flush=True)
-    board = Board(config.run.dir / "tensorboard", state.step, place.global_rank)
+    board = Board(config.run.dir / "tensorboard", state.step, place.global_rank, state.tokens)
     batches = data.batches(config, state, place)
     together = data.together(config, place)
     # The data are closed before the thread that reads ahead is waited for, which may itself wait for a source.
@@ -84,15 +88,17 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker)
         feed = Feed(config, batches, ahead, board, place, together)
         callbacks: list[Callback] = [feed, *data.callbacks(config, board, place)]
         _announce(config, start, engine, board)
+        metrics = Metrics(config, model, engine, board)
         with caretaker.look_after(state, board, place) as pulse:
             if config.validation.every:
                 validation = Validation(config, engine, board, pulse, data.held_out(config, place, together))
                 validation.make_up(state)
-                callbacks.append(validation)
+                callbacks.append(Timed("validation", validation, metrics.phases))
             if place.world_size > 1:
                 callbacks.append(Stragglers(config, engine, board, caretaker.hosts))
-            callbacks += [caretaker.patiently(saver), caretaker]
-            metrics = Metrics(config, engine, board)
+            if config.profile.steps:
+                callbacks.append(caretaker.patiently(Profiler(config, place, state)))
+            callbacks += [caretaker.patiently(Timed("checkpoint", saver, metrics.phases)), caretaker]
             stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, callbacks, pulse)
             saver.finish()
         caretaker.end(stop, state)
@@ -112,7 +118,8 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board) -> Non
     """Say once what starts: parameters, layout, place of the run."""
     place, parallelism = engine.place, config.parallel
     parameters = engine.count_parameters()
-    board.text("run/config", f"```yaml\n{dump_config(config)}```", start.state.step)
+    board.text("system/config", f"```yaml\n{dump_config(config)}```", start.state.step)
+    board.settings(compared_settings(config), COMPARED)
     if place.global_rank != 0:
         return
     (config.run.dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
