@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
 
 from megatron_ext import scheme_of
@@ -18,7 +19,7 @@ from pretrain.feed import Feed, needs_tokens
 from pretrain.launch import Launch
 from pretrain.loop import Callback, train
 from pretrain.monitor.hparams import CURVES as COMPARED
-from pretrain.monitor.hparams import compared_settings
+from pretrain.monitor.hparams import compared_settings, shown_first
 from pretrain.monitor.metrics import Metrics
 from pretrain.monitor.profiler import Profiler
 from pretrain.monitor.stragglers import Stragglers
@@ -34,8 +35,10 @@ from pretrain.rules import check_config, check_layout
 from pretrain.start import Start, find_start, load_start
 
 
-def run_training(config: Config, launch: Launch, signals: Signals) -> Stop:
+def run_training(config: Config, launch: Launch, signals: Signals, overrides: Sequence[str] = ()) -> Stop:
     """The main job: everything is checked first, then process groups start. Returns why it stopped early, if it did.
+
+    ``overrides`` are those of the command line, already in ``config``: by them runs are compared.
 
     Raises:
         UserError: for whatever the user can mend.
@@ -56,7 +59,7 @@ def run_training(config: Config, launch: Launch, signals: Signals) -> Stop:
         # A run that held the folder while we looked into it may have saved since.
         ours = locked and (place.global_rank != 0 or _is_newest(config, start))
         require_agreement(config, start.data.facts, start.state, ours)
-        stop = train_from(config, start, place, caretaker)
+        stop = train_from(config, start, place, caretaker, overrides)
     parallel.stop()
     return stop
 
@@ -65,7 +68,7 @@ def _is_newest(config: Config, start: Start) -> bool:
     return start.newest == store.newest(store.checkpoint_folder(config.run.dir))
 
 
-def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker) -> Stop:
+def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker, overrides: Sequence[str] = ()) -> Stop:
     """Build the run's parts on running process groups and train to the end, or to where the run is told to stop."""
     facts = start.data.facts
     vocab_size = vocabulary(config, facts)
@@ -87,7 +90,7 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker)
     ):
         feed = Feed(config, batches, ahead, board, place, together)
         callbacks: list[Callback] = [feed, *data.callbacks(config, board, place)]
-        _announce(config, start, engine, board)
+        _announce(config, start, engine, board, overrides)
         metrics = Metrics(config, model, engine, board)
         with caretaker.look_after(state, board, place) as pulse:
             if config.validation.every:
@@ -114,12 +117,12 @@ def _beginning(config: Config, start: Start) -> str:
     )
 
 
-def _announce(config: Config, start: Start, engine: Engine, board: Board) -> None:
+def _announce(config: Config, start: Start, engine: Engine, board: Board, overrides: Sequence[str]) -> None:
     """Say once what starts: parameters, layout, place of the run."""
     place, parallelism = engine.place, config.parallel
     parameters = engine.count_parameters()
     board.text("system/config", f"```yaml\n{dump_config(config)}```", start.state.step)
-    board.settings(compared_settings(config), COMPARED)
+    board.settings(compared_settings(config), shown_first(overrides), COMPARED)
     if place.global_rank != 0:
         return
     (config.run.dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")

@@ -4,6 +4,9 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+BY_TOKENS = "by_tokens"
+"""The folder, and so the run in TensorBoard, of curves over tokens: steps decide what is purged, and theirs differ."""
+
 PARTS = ("embedding", "head")
 """What of a model stands beside its layers: the embedding, and all behind the layers."""
 

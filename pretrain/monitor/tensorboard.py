@@ -9,11 +9,11 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalars
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch.utils.tensorboard.summary import hparams
 from torch.utils.tensorboard.writer import SummaryWriter
 
-BY_TOKENS = "by_tokens"
-"""The folder, and so the run in TensorBoard, of curves over tokens: steps decide what is purged, and theirs differ."""
+from pretrain.monitor.tags import BY_TOKENS
 
 
 class Board:
@@ -57,10 +57,21 @@ class Board:
             value = Summary.Value(tag=custom_scalars.CONFIG_SUMMARY_TAG, metadata=marked, tensor=content)
             self._writer.file_writer.add_summary(Summary(value=[value]))
 
-    def settings(self, values: Mapping[str, bool | int | float | str], metrics: Sequence[str]) -> None:
-        """What the tab HPARAMS compares: the run's settings and the newest points of the curves ``metrics``."""
+    def settings(
+        self, values: Mapping[str, bool | int | float | str], first: Sequence[str], metrics: Sequence[str]
+    ) -> None:
+        """What the tab HPARAMS compares: the run's settings and the newest points of the curves ``metrics``.
+
+        The page shows five settings unless told otherwise: those named ``first`` come before all others.
+        """
         if self._writer is not None:
-            for summary in hparams(dict(values), dict.fromkeys(metrics, 0.0)):  # type: ignore[no-untyped-call]
+            page, start, end = hparams(dict(values), dict.fromkeys(metrics, 0.0))  # type: ignore[no-untyped-call]
+            marked = page.value[0].metadata.plugin_data
+            content = HParamsPluginData.FromString(marked.content)
+            for info in content.experiment.hparam_infos:
+                info.differs = info.name in first
+            marked.content = content.SerializeToString()
+            for summary in (page, start, end):
                 self._writer.file_writer.add_summary(summary)
 
     def flush(self) -> None:

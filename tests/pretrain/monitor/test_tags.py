@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from megatron_ext.flops import CONVENTION
 from pretrain.monitor.geometry import CURVES
 from pretrain.monitor.hparams import CURVES as COMPARED
-from pretrain.monitor.tags import GROUPS, TAGS, find, page
-from pretrain.monitor.tensorboard import BY_TOKENS
+from pretrain.monitor.tags import BY_TOKENS, GROUPS, TAGS, find, page
 from tests.launch import REPOSITORY
 from tests.pretrain import runs
 from tests.pretrain.monitor import events
@@ -108,3 +108,14 @@ def test_the_page_is_the_table() -> None:
 
 def test_the_tab_hparams_compares_curves_of_the_table() -> None:
     assert all(find(tag) for tag in COMPARED)
+
+
+@pytest.mark.dist
+def test_settings_are_compared_by_what_the_command_line_said(written: Path) -> None:
+    metadata = events.read(written / "tensorboard").SummaryMetadata("_hparams_/experiment")
+    experiment = HParamsPluginData.FromString(metadata.plugin_data.content).experiment
+    assert [metric.name.tag for metric in experiment.metric_infos] == list(COMPARED)
+    infos = {info.name: info.differs for info in experiment.hparam_infos}
+    assert all(infos[name] for name in ("train.steps", "model.residual.scheme", "optimizer.lr"))
+    assert not any(infos[name] for name in ("optimizer.beta2", "parallel.tp"))
+    assert not any(name.startswith(("run.", "data.")) for name in infos)

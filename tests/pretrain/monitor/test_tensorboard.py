@@ -1,6 +1,7 @@
 from pathlib import Path
 
-from pretrain.monitor.tensorboard import BY_TOKENS, Board
+from pretrain.monitor.tags import BY_TOKENS
+from pretrain.monitor.tensorboard import Board
 from tests.pretrain.monitor import events
 
 
@@ -34,7 +35,7 @@ def test_other_ranks_write_nothing(tmp_path: Path) -> None:
     board.scalar("train/loss", 1.0, 1)
     board.scalars_by_tokens({"train/loss_by_tokens": 1.0}, 100, at=0.0)
     board.text("system/config", "text", 1)
-    board.settings({"optimizer.lr": 1.0}, ["train/loss"])
+    board.settings({"optimizer.lr": 1.0}, ["optimizer.lr"], ["train/loss"])
     board.flush()
     board.close()
     assert not (tmp_path / "run").exists()
