@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from megatron_ext.attention import ScaledDotProductAttention, largest_logit
 from megatron_ext.documents import Documents
 from megatron_ext.residual import SUBLAYERS, Residual
-from megatron_ext.retraction import compute_dtype, tangent
+from megatron_ext.retraction import compute_dtype
 
 
 @dataclass(frozen=True)
@@ -128,11 +128,12 @@ class GeometryProbe:
     def _observe(self, residual: Residual, state: Tensor, increment: Tensor, new_state: Tensor) -> None:
         layer, totals = residual.layer_number - 1, self._of_pass
         x, u, y = (tensor.to(compute_dtype(state)) for tensor in (state, increment, new_state))
-        norm, direction = x.norm(dim=-1), _unit(x)
-        angle = _angle_between_units(direction, _unit(y))
+        norm = x.norm(dim=-1)
+        along, across = _split(x, norm, u)
+        angle = torch.atan2(*reversed(_split(x, norm, y)))  # unlike acos accurate for small angles
         step_size = residual.step_size()
-        beta = step_size * _ratio(tangent(x, u).norm(dim=-1), norm)
-        radial_share = (direction * _unit(u)).sum(-1).square()
+        beta = step_size * _ratio(across, norm)
+        radial_share = _ratio(along.square(), along.square() + across.square())
         alpha = torch.zeros_like(beta) + step_size
         means = torch.stack([angle, beta, radial_share, alpha, residual.share_clamped(beta)])
         totals.of_sublayers[layer, residual.position] += means.flatten(1).sum(1, dtype=torch.float64)
@@ -140,6 +141,7 @@ class GeometryProbe:
         if residual.position == 0:
             totals.tokens[layer] += norm.numel()
             totals.norms[layer] += norm.sum(dtype=torch.float64)
+            direction = x * _ratio(torch.ones_like(norm), norm).unsqueeze(-1)
             totals.directions[layer] += direction.flatten(0, -2).sum(0, dtype=torch.float64)
             _raise_to(totals.norm_range[layer], torch.stack([norm.max(), -norm.min()]))
         else:
@@ -245,10 +247,8 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator > 0, numerator / denominator, 0.0)
 
 
-def _unit(state: Tensor) -> Tensor:
-    return nn.functional.normalize(state, dim=-1)
-
-
-def _angle_between_units(a: Tensor, b: Tensor) -> Tensor:
-    """Angle in radians between rows of norm 1 (Kahan): unlike acos of the inner product accurate for small angles."""
-    return 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
+def _split(x: Tensor, norm: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Of `other` the component along x, whose norm is given, and the norm of the rest; along 0 for x = 0."""
+    along = _ratio((x * other).sum(-1), norm)
+    across = torch.addcmul(other, _ratio(along, norm).unsqueeze(-1), x, value=-1)
+    return along, across.norm(dim=-1)
