@@ -17,6 +17,7 @@ def write_run(
     """Losses fall from 5; at ``spike`` one is 3 higher and marked, at ``broken`` one is not a number."""
     board = Board(folder / "tensorboard", 0, 0)
     board.layout(board_layout(LAYERS, True, ["angle_attention", "angle_mlp"], ["norm"]))
+    board.settings({"optimizer.lr": lr, "train.seed": 1}, ["optimizer.lr"], ["validation/loss"])
     for step in range(1, steps + 1):
         loss = math.nan if step == broken else 2 + 3 / math.sqrt(step) + 0.02 * (step % 7) + 3 * (step == spike)
         board.scalars({"train/loss": loss, "train/grad_norm": 0.5 + 10 * (step == spike), "train/lr": lr}, step)
