@@ -140,6 +140,7 @@ TAGS = (
     Tag("system/config", "text", START, "every setting of the run"),
     Tag("events/restart", "text", START, "each launch: where, by what, and how the one before ended"),
     Tag("events/spike", "nats per token", EVENT, "loss at the step of a spike", "there are any"),
+    Tag("events/spike_report", "text", EVENT, "sizes, layers, samples, and what was done", "there are any"),
 )
 
 

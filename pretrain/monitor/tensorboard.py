@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.plugins.custom_scalar import layout_pb2
@@ -29,6 +30,13 @@ class Board:
         if global_rank == 0:
             self._writer = _writer(directory, resumed_step)
             self._by_tokens = _writer(directory / BY_TOKENS, resumed_tokens)
+
+    def rewind(self, step: int, tokens: int) -> None:
+        """Go on from an earlier ``step`` with so many ``tokens``: what was written behind it is purged, as on a resume."""
+        for writer, last in ((self._writer, step), (self._by_tokens, tokens)):
+            if writer is not None:
+                writer.file_writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), last + 1)
+                writer.flush()
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """One point of the curve ``tag``."""

@@ -61,7 +61,7 @@ class RunRecord:
         """The place of ``steps`` on one of :data:`AXES`."""
         if axis == "steps" or not len(steps):
             return steps
-        return np.interp(steps, self.clock[:, 0], self.clock[:, AXES.index(axis)])
+        return np.asarray(np.interp(steps, self.clock[:, 0], self.clock[:, AXES.index(axis)]))
 
     @cached_property
     def num_layers(self) -> int:

@@ -25,6 +25,7 @@ NOT_IN_THE_RUNS = {
     "system/gpu_memory_gib",  # need a GPU
     "system/gpu_memory_reserved_gib",
     "events/spike",
+    "events/spike_report",
 }
 
 

@@ -24,6 +24,21 @@ def test_a_resumed_curve_replaces_what_its_checkpoint_does_not_know(tmp_path: Pa
     assert events.points(tmp_path / BY_TOKENS, "train/loss_by_tokens") == by_tokens
 
 
+def test_a_run_that_goes_back_replaces_what_came_after(tmp_path: Path) -> None:
+    board = Board(tmp_path, 0, 0)
+    for steps, value in ((range(1, 7), 1.0), (range(4, 9), 2.0)):
+        if steps.start > 1:
+            board.rewind(steps.start - 1, 100 * (steps.start - 1))
+        for step in steps:
+            board.scalar("train/loss", value, step)
+            board.scalars_by_tokens({"train/loss_by_tokens": value}, 100 * step, at=float(step))
+    board.close()
+    expected = [(step, 1.0 if step <= 3 else 2.0) for step in range(1, 9)]
+    assert events.points(tmp_path, "train/loss") == expected
+    by_tokens = events.points(tmp_path / BY_TOKENS, "train/loss_by_tokens")
+    assert by_tokens == [(100 * step, value) for step, value in expected]
+
+
 def test_a_clock_that_was_set_is_the_points_time(tmp_path: Path) -> None:
     write(tmp_path, 0, range(1, 3), 1.0)
     points = events.read(tmp_path / BY_TOKENS).Scalars("train/loss_by_tokens")
