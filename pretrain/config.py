@@ -186,14 +186,14 @@ class LoggingSettings(Section):
 
 
 class ProfileSettings(Section):
-    """A window of ``steps`` steps (0: none) from step ``first`` on that torch.profiler traces on ``global_ranks``.
+    """A ``window`` of steps (0: none) from step ``first`` on that torch.profiler traces on ``global_ranks``.
 
     Each writes RUN/profile/step-XXXXXXXX-global-rank-N.json.gz, for https://ui.perfetto.dev; on a GPU ``memory`` adds a
     snapshot .pickle of what held its memory, for https://pytorch.org/memory_viz. The first steps of a launch are not
     like the others: compilation, caches.
     """
 
-    steps: int = Field(default=0, ge=0)
+    window: int = Field(default=0, ge=0)
     first: int = Field(default=10, gt=0)
     global_ranks: tuple[int, ...] = (0,)
     memory: bool = False

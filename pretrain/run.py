@@ -99,7 +99,7 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker,
                 callbacks.append(Timed("validation", validation, metrics.phases))
             if place.world_size > 1:
                 callbacks.append(Stragglers(config, engine, board, caretaker.hosts))
-            if config.profile.steps:
+            if config.profile.window:
                 callbacks.append(caretaker.patiently(Profiler(config, place, state)))
             callbacks += [caretaker.patiently(Timed("checkpoint", saver, metrics.phases)), caretaker]
             stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, callbacks, pulse)

@@ -15,7 +15,7 @@ _MOST_ALLOCATIONS = 1_000_000
 
 
 class Profiler:
-    """Traces ``profile.steps`` steps from ``profile.first`` on, on ``profile.global_ranks``; a callback.
+    """Traces ``profile.window`` steps from ``profile.first`` on, on ``profile.global_ranks``; a callback.
 
     Steps of the window that were taken before the start, or come after the end, are not traced.
     """
@@ -23,7 +23,7 @@ class Profiler:
     def __init__(self, config: Config, place: Place, state: TrainState) -> None:
         """Begin at once if the next step is in the window; says so once where no memory can be watched."""
         settings = config.profile
-        self._first, self._last = settings.first, min(settings.first + settings.steps - 1, config.train.steps)
+        self._first, self._last = settings.first, min(settings.first + settings.window - 1, config.train.steps)
         self._chosen = place.global_rank in settings.global_ranks
         self._place = place
         self._folder = config.run.dir / "profile"

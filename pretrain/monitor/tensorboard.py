@@ -32,7 +32,7 @@ class Board:
             self._by_tokens = _writer(directory / BY_TOKENS, resumed_tokens)
 
     def rewind(self, step: int, tokens: int) -> None:
-        """Go on from an earlier ``step`` with so many ``tokens``: what was written behind it is purged, as on a resume."""
+        """Go on from an earlier ``step`` with so many ``tokens``: later points are purged, as on a resume."""
         for writer, last in ((self._writer, step), (self._by_tokens, tokens)):
             if writer is not None:
                 writer.file_writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), last + 1)

@@ -13,7 +13,7 @@ from tests.pretrain import runs
 def test_a_window_is_traced_on_the_chosen_ranks(manifest: Path, tmp_path: Path) -> None:
     log, run = tmp_path / "log", tmp_path / "run"
     settings = [f"data.manifest={manifest}", f"run.dir={run}", "train.steps=5"]
-    settings += ["profile.steps=2", "profile.first=3", "profile.global_ranks=[1]", "profile.memory=true"]
+    settings += ["profile.window=2", "profile.first=3", "profile.global_ranks=[1]", "profile.memory=true"]
     runs.finish(runs.start(settings, 2, log), log)
     (trace,) = (run / "profile").iterdir()
     assert trace.name == "step-00000004-global-rank-1.json.gz"
