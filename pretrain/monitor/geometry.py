@@ -1,6 +1,6 @@
 """The geometry of the residual stream as TensorBoard curves; :mod:`pretrain.monitor.tags` tells what each is."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -91,8 +91,13 @@ class GeometryCurves:
         """Tag -> value."""
         values = {"train/logit_max": geometry.largest_logit.item()}
         for curve in self._curves:
-            of_curve: Tensor = getattr(geometry, curve.attribute)
-            columns = of_curve.reshape(len(of_curve), -1).T.tolist()
-            for name, column in zip(curve.names, columns, strict=True):
-                values |= {layer_tag(f"geometry/{name}", layer): value for layer, value in enumerate(column, start=1)}
+            for name, column in columns(curve, geometry):
+                of_layers = enumerate(column.tolist(), start=1)
+                values |= {layer_tag(f"geometry/{name}", layer): value for layer, value in of_layers}
         return values
+
+
+def columns(curve: Curve, geometry: Geometry) -> Iterator[tuple[str, Tensor]]:
+    """Name and values ``[num_layers]`` of each sublayer, or of the layers."""
+    values: Tensor = getattr(geometry, curve.attribute)
+    return zip(curve.names, values.reshape(len(values), -1).T, strict=True)
