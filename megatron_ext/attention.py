@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
 from megatron_ext.documents import Documents
+from megatron_ext.retraction import compute_dtype
 
 # What the kernels of flash attention take.
 _FLASH_HEAD_DIM, _FLASH_HEAD_DIM_MULTIPLE = 256, 8
@@ -53,6 +54,8 @@ class ScaledDotProductAttention(nn.Module):
                 raise ValueError(f"{name} is {value}; ScaledDotProductAttention computes {supported} only")
         self.softmax_scale = softmax_scale
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
+        self.layer_number = layer_number
+        self.observer: Callable[[ScaledDotProductAttention, Tensor, Tensor, Documents | None], None] | None = None
         # Under sequence parallelism Megatron-core's block runs all its layers with each rank's own numbers already.
         self.forks_random_numbers = not config.sequence_parallel
 
@@ -83,6 +86,8 @@ class ScaledDotProductAttention(nn.Module):
         packed = packed_seq_params is not None and not isinstance(packed_seq_params, Documents)
         if packed or attention_bias is not None or key.shape[0] != query.shape[0]:
             raise ValueError("ScaledDotProductAttention takes whole sequences or Documents: no bias, cache or packing")
+        if self.observer is not None:
+            self.observer(self, query, key, packed_seq_params)
         dropout = self.dropout if self.training else 0.0
         attend = partial(
             F.scaled_dot_product_attention,
@@ -100,6 +105,36 @@ class ScaledDotProductAttention(nn.Module):
             else:
                 attended = attend_by_length(query, key, value, packed_seq_params, attend)
         return attended.reshape(*query.shape[:2], -1)
+
+
+def largest_logit(
+    query: Tensor, key: Tensor, documents: Documents | None = None, scale: float | None = None, rows: int = 512
+) -> Tensor:
+    """The largest scaled query-key product that the softmax of the first sample sees, over all heads.
+
+    Args:
+        query: [sequence, batch, heads, head_dim].
+        key: [sequence, batch, groups, head_dim].
+        documents: within which to attend, if not over the whole sample.
+        scale: of the products; None is 1 / sqrt(head_dim).
+        rows: of the matrix [sequence, sequence] that are in memory at once.
+
+    Returns:
+        Scalar, fp32 (fp64 for fp64 inputs).
+    """
+    first_query, first_key = (tensor[:, 0].to(compute_dtype(tensor)).transpose(0, 1) for tensor in (query, key))
+    first_key = first_key.repeat_interleave(len(first_query) // len(first_key), dim=0).transpose(1, 2)
+    sequence = query.shape[0]
+    place = torch.arange(sequence, device=query.device)
+    document = torch.searchsorted(documents.cu_seqlens.long(), place, right=True) if documents else place.new_zeros(1)
+    document = document.expand(sequence)
+    largest = first_query.new_full((), -float("inf"))
+    for start in range(0, sequence, rows):
+        end = min(start + rows, sequence)
+        products = first_query[:, start:end] @ first_key[:, :, :end]
+        seen = (place[:end] <= place[start:end, None]) & (document[:end] == document[start:end, None])
+        largest = torch.maximum(largest, products.masked_fill(~seen, -float("inf")).max())
+    return largest * (scale if scale is not None else query.shape[-1] ** -0.5)
 
 
 def flash_can_attend(device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float) -> bool:

@@ -34,7 +34,7 @@ class Section(BaseModel):
 
 
 class RunSettings(Section):
-    """Where a run lives: ``dir`` receives checkpoints/, launches/, tensorboard/ and config.yaml."""
+    """Where a run lives: ``dir`` receives checkpoints/, launches/, tensorboard/, profile/ and config.yaml."""
 
     dir: Path
 
@@ -175,9 +175,28 @@ class CheckpointSettings(Section):
 
 
 class LoggingSettings(Section):
-    """Losses of all steps are written out every ``every`` steps; geometry is measured on those steps."""
+    """Losses of all steps are written out every ``every`` steps; geometry and gradients are measured on those steps.
+
+    ``peak_tflops`` is what MFU divides by, 10^12 FLOP/s of one GPU in dense bf16; left out, the table in
+    :mod:`pretrain.hardware` knows it by the GPU's name, and for others no MFU is shown.
+    """
 
     every: int = Field(default=10, gt=0)
+    peak_tflops: float | None = Field(default=None, gt=0)
+
+
+class ProfileSettings(Section):
+    """A ``window`` of steps (0: none) from step ``first`` on that torch.profiler traces on ``global_ranks``.
+
+    Each writes RUN/profile/step-XXXXXXXX-global-rank-N.json.gz, for https://ui.perfetto.dev; on a GPU ``memory`` adds a
+    snapshot .pickle of what held its memory, for https://pytorch.org/memory_viz. The first steps of a launch are not
+    like the others: compilation, caches.
+    """
+
+    window: int = Field(default=0, ge=0)
+    first: int = Field(default=10, gt=0)
+    global_ranks: tuple[int, ...] = (0,)
+    memory: bool = False
 
 
 class WatchdogSettings(Section):
@@ -206,6 +225,7 @@ class Config(Section):
     validation: ValidationSettings = ValidationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     logging: LoggingSettings = LoggingSettings()
+    profile: ProfileSettings = ProfileSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
 
 

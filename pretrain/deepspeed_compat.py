@@ -138,6 +138,15 @@ def owned_fragment(parameter: torch.nn.Parameter, name: str) -> torch.Tensor:
     return fragment.detach()
 
 
+def owned_gradient(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """View of the owned range of the reduced gradient, after the reduction and before the update; fp32, flat."""
+    mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+    gradient = mapping.get_lp_grad_fragment(parameter._index_in_param_group)  # type: ignore[attr-defined]
+    assert isinstance(gradient, torch.Tensor)
+    gradient, address = gradient.detach().flatten(), mapping.lp_fragment_address
+    return gradient if gradient.numel() == address.numel else gradient.narrow(0, address.start, address.numel)
+
+
 def create_adam_state(engine: Any) -> None:
     """Make Adam's state exist and be linked to the parameters, as after a first step.
 

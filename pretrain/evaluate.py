@@ -76,6 +76,7 @@ class Validation:
         mean = sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
         state.callbacks[_NAME] = {"step": state.step, "loss": mean}
         self._board.scalar("validation/loss", mean, state.step)
+        self._board.scalars_by_tokens({"validation/loss_by_tokens": mean}, state.tokens, state.clock)
         said = ""
         if len(losses) > 1:
             for part, loss in zip(self._held_out, losses, strict=True):

@@ -34,12 +34,14 @@ def train(
     metrics.start(state)
     while state.step < config.train.steps:
         started = time.perf_counter()
-        micro_batches = feed.fetch(state)
+        with metrics.phases.lap("data"):
+            micro_batches = feed.fetch(state)
         pulse.begin_step()
-        with metrics.observe(state.step + 1):
+        with metrics.observe(state.step + 1), metrics.phases.lap("forward_backward"):
             loss_share = engine.forward_backward(micro_batches, state.step)
         lr = learning_rate(state.step, config.train.steps, config.optimizer)
-        engine.step(lr)
+        with metrics.observe_update(), metrics.phases.lap("optimizer"):
+            engine.step(lr)
         seconds = time.perf_counter() - started
         state.advance(samples=batch, tokens=batch * sequence, seconds=seconds)
         result = StepResult(loss_share, engine.grad_norm(), lr, pulse.end_step(seconds))

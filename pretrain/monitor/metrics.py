@@ -1,4 +1,4 @@
-"""Loss, gradient norm, learning rate, throughput and geometry of the steps, written on log steps only.
+"""Loss, gradients, learning rate, throughput and geometry of the steps, written on log steps only.
 
 Every step's values stay on the device until the next log step: one transfer and two small reductions per log step, no
 host synchronisation in between, and no step without a point on the curve.
@@ -13,12 +13,16 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from megatron_ext import GeometryProbe
+from megatron_ext import GeometryProbe, ModelSettings
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.errors import SharedError
 from pretrain.monitor.geometry import GeometryCurves
+from pretrain.monitor.layer_norms import QUANTITIES, LayerNorms, norm_values
+from pretrain.monitor.layout import board_layout
+from pretrain.monitor.phases import Phases
 from pretrain.monitor.tensorboard import Board
+from pretrain.monitor.throughput import Throughput, memory_in_use
 from pretrain.resilience.wishes import Wishes
 from pretrain.schedule import is_log_step
 from pretrain.state import TrainState
@@ -42,27 +46,43 @@ class StepResult:
 
 
 class Metrics:
-    """Collects step results and writes them out. Ranks other than 0 take part in the reductions only."""
+    """Collects step results and writes them out. Ranks other than 0 take part in the reductions only.
 
-    def __init__(self, config: Config, engine: Engine, board: Board) -> None:
+    Attributes:
+        phases: where the time of this rank goes.
+    """
+
+    def __init__(self, config: Config, model: ModelSettings, engine: Engine, board: Board) -> None:
+        """``model`` has the vocabulary's size."""
         self._config = config
         self._steps = config.train.steps
+        self._tokens_a_step = config.train.global_batch * model.sequence_length
         self._engine = engine
         self._board = board
         self._probe = GeometryProbe(engine.module)
-        self._geometry = GeometryCurves(config.model.residual, self._probe, board)
+        self._geometry = GeometryCurves(model.residual, self._probe)
+        self._norms = LayerNorms(engine, model.num_layers)
+        self.phases = Phases(engine.place.device)
+        place = engine.place
+        self._throughput = Throughput.of(model, place.world_size, place.device, config.logging.peak_tflops)
         self._pending: list[StepResult] = []
-        self._mark = (0.0, 0)
+        self._mark = (0.0, 0, 0)
         self._observed = False
+        has_mfu = self._throughput.peak_tflops is not None
+        board.layout(board_layout(model.num_layers, has_mfu, self._geometry.names, QUANTITIES))
 
     def start(self, state: TrainState) -> None:
         """Begin to measure throughput from here."""
-        self._mark = (state.train_seconds, state.tokens)
+        self._mark = (state.train_seconds, state.tokens, state.step)
 
     def observe(self, step: int) -> AbstractContextManager[None]:
         """Record the geometry of the forward passes within, if ``step`` is a log step."""
         self._observed = is_log_step(step, self._config)
         return self._probe.recording() if self._observed else nullcontext()
+
+    def observe_update(self) -> AbstractContextManager[None]:
+        """Record the norms of the update within, if the passes before it were observed."""
+        return self._norms.recording() if self._observed else nullcontext()
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
         """Take a step's result; on log steps, and before anything wished for, write out all since the last one."""
@@ -76,18 +96,22 @@ class Metrics:
         losses = self._engine.sum_shares(shares).tolist()
         norms = torch.stack([result.grad_norm for result in self._pending]).tolist()
         waited = time.perf_counter() - started  # on a GPU the steps' work may end only here
-        geometry = self._probe.reduce(dist.group.WORLD) if self._observed else None
-        seconds, tokens = self._mark
-        tokens_per_second = (state.tokens - tokens) / (state.train_seconds - seconds + waited)
-        self._mark = (state.train_seconds, state.tokens)
+        observed: dict[str, float] = {}
+        if self._observed:
+            observed |= self._geometry.values(self._probe.reduce(dist.group.WORLD))
+            observed |= norm_values(self._norms.reduce())
+        measured = self._throughput_since_the_mark(state, waited)
+        tokens_per_second = measured["throughput/tokens_per_second"]
         first = state.step - len(self._pending) + 1
         for step, loss, norm, result in zip(range(first, state.step + 1), losses, norms, self._pending, strict=True):
-            self._board.scalar("train/loss", loss, step)
-            self._board.scalar("train/grad_norm", norm, step)
-            self._board.scalar("train/lr", result.lr, step)
-        self._board.scalar("throughput/tokens_per_second", tokens_per_second, state.step)
-        if geometry is not None:
-            self._geometry.write(geometry, state.step)
+            self._board.scalars({"train/loss": loss, "train/grad_norm": norm, "train/lr": result.lr}, step)
+            behind = state.step - step
+            self._board.scalars_by_tokens(
+                {"train/loss_by_tokens": loss},
+                state.tokens - behind * self._tokens_a_step,
+                state.clock - behind * measured["throughput/seconds_per_step"],
+            )
+        self._board.scalars(observed | measured | memory_in_use(self._engine.place.device), state.step)
         self._board.flush()
         if self._engine.place.global_rank == 0:
             print(
@@ -99,6 +123,19 @@ class Metrics:
         if broken and self._engine.place.global_rank == 0:
             print(f"warning: not finite, update skipped, in steps {broken}", flush=True)
         self._pending.clear()
+
+    def _throughput_since_the_mark(self, state: TrainState, waited: float) -> dict[str, float]:
+        """Tag -> value over the steps since the last call, ``waited`` seconds of which are not in ``state``."""
+        seconds, tokens, step = self._mark
+        steps = state.step - step
+        taken = state.train_seconds - seconds + waited
+        self._mark = (state.train_seconds, state.tokens, state.step)
+        phases = {f"throughput/seconds_{phase}": taken for phase, taken in self.phases.take(steps).items()}
+        return (
+            self._throughput.values((state.tokens - tokens) / taken)
+            | {"throughput/seconds_per_step": taken / steps}
+            | phases
+        )
 
 
 def steps_not_finite(first: int, losses: Sequence[float], norms: Sequence[float]) -> list[int]:

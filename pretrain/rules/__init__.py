@@ -39,6 +39,7 @@ from pretrain.rules.model import (
     sizes_are_positive,
     z_loss_is_a_weight,
 )
+from pretrain.rules.monitor import profile_is_within_the_run, profiled_ranks_exist
 from pretrain.rules.stream import (
     mode_reads_what_is_named,
     stream_does_not_change,
@@ -83,12 +84,14 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     stream_has_held_out_shards,
     stream_knows_no_token_counts,
     what_is_kept_beside_the_last_can_be_told,
+    profile_is_within_the_run,
     run_has_a_folder,
 )
 LAYOUT_RULES: Sequence[LayoutRule] = (
     world_size_fits_model_parallel,
     global_batch_fits_data_parallel,
     stream_has_a_shard_for_every_rank,
+    profiled_ranks_exist,
 )
 DATA_RULES: Sequence[DataRule] = (
     data_sets_have_names_of_their_own,

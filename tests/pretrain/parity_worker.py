@@ -4,12 +4,13 @@ Trains for 20 steps and writes what must not depend on the layout, and what must
 """
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from deepspeed.utils import safe_get_full_grad
+from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_grad
 from megatron.core import parallel_state
 
 import pretrain.engine
@@ -18,6 +19,7 @@ from pretrain import parallel
 from pretrain.deepspeed_compat import owned_range
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
+from pretrain.monitor.layer_norms import LayerNorms
 from pretrain.schedule import learning_rate
 from tests.megatron_ext.small import GPT2
 from tests.pretrain import tiny
@@ -54,11 +56,17 @@ def run(layout: str, variant: str) -> dict[str, Any]:
     engine = Engine(config, config.model, tiny.TOKEN_COUNTS, place, tiny.EOD if documents else None)
     ends_below = 40 if documents else 0
     losses, norms, gradients = [], [], {}
+    layer_norms, of_layers, weights = LayerNorms(engine, config.model.num_layers), [], []
     for step in range(config.train.steps):
         share = engine.forward_backward(tiny.micro_batches(step, place.dp_rank, place.dp_size, ends_below))
         if step == 0:
             gradients = full_gradients(engine)
-        engine.step(learning_rate(step, config.train.steps, config.optimizer))
+            weights.append(full_weights(engine))
+        with layer_norms.recording():
+            engine.step(learning_rate(step, config.train.steps, config.optimizer))
+        if step == 0:
+            weights.append(full_weights(engine))
+        of_layers.append(layer_norms.reduce())
         losses.append(float(engine.sum_shares(share)))
         norms.append(float(engine.grad_norm()))
     held_out = engine.evaluate(tiny.micro_batches(1000, place.dp_rank, place.dp_size, ends_below))
@@ -69,22 +77,39 @@ def run(layout: str, variant: str) -> dict[str, Any]:
     }
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)
-    return {"losses": losses, "norms": norms, "gradients": gradients, "validation": held_out, "ranks": ranks}
+    return {
+        "losses": losses,
+        "norms": norms,
+        "gradients": gradients,
+        "weights": weights,
+        "of_layers": torch.stack(of_layers),
+        "validation": held_out,
+        "ranks": ranks,
+    }
 
 
 def full_gradients(engine: Engine) -> dict[str, torch.Tensor]:
     """Every parameter's whole gradient by global name, padding rows cut off; the same on all ranks."""
+    return whole(engine, safe_get_full_grad)
+
+
+def full_weights(engine: Engine) -> dict[str, torch.Tensor]:
+    """Every parameter's whole fp32 weight likewise."""
+    return whole(engine, safe_get_full_fp32_param)
+
+
+def whole(engine: Engine, of_parameter: Callable[[torch.nn.Parameter], Any]) -> dict[str, torch.Tensor]:
     mine = {}
     for name, parameter in global_names(engine.module).items():
-        gradient = safe_get_full_grad(parameter)
-        assert gradient is not None, name
-        gradient = gradient.float()
+        tensor = of_parameter(parameter)
+        assert tensor is not None, name
+        tensor = tensor.float()
         if getattr(parameter, "tensor_model_parallel", False):
-            gradient = gather(gradient, parameter.partition_dim, parameter.partition_stride)
+            tensor = gather(tensor, parameter.partition_dim, parameter.partition_stride)
         if name.startswith(("embedding.", "output_layer.")):
-            assert not gradient[tiny.VOCAB :].any(), f"{name}: the padding has a gradient"
-            gradient = gradient[: tiny.VOCAB]
-        mine[name] = gradient.clone()
+            assert not tensor[tiny.VOCAB :].any(), f"{name}: the padding is not zero"
+            tensor = tensor[: tiny.VOCAB]
+        mine[name] = tensor.clone()
     stages: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(stages, mine)
     return {name: gradient for stage in stages for name, gradient in stage.items()}

@@ -72,6 +72,22 @@ def assert_equal(result: Any, expected: Any) -> None:
     assert result["norms"] == pytest.approx(expected["norms"], rel=1e-5)
     assert result["validation"] == pytest.approx(expected["validation"], rel=1e-5)
     assert worst_gradient(result, expected) < 1e-5
+    assert torch.allclose(result["of_layers"], expected["of_layers"], rtol=1e-4, atol=0), "norms per layer"
+
+
+def test_norms_per_layer_are_those_of_whole_tensors(results: dict[str, Any]) -> None:
+    """Of gradient, weights and update of the first step; in other layouts they equal these."""
+    one = results["one"]
+    rows: list[list[torch.Tensor]] = [[] for _ in range(6)]
+    before, after = one["weights"]
+    for name, gradient in one["gradients"].items():
+        row = int(name.split(".")[2]) if name.startswith("decoder.layers.") else 4 + (not name.startswith("embedding"))
+        columns = (gradient, before[name], after[name] - before[name])
+        rows[row].append(torch.stack([tensor.double().square().sum() for tensor in columns]))
+    gradient, size, update = torch.stack([torch.stack(row).sum(0) for row in rows]).sqrt().unbind(1)
+    expected = torch.stack([gradient, size, update / size], dim=1)
+    assert torch.allclose(one["of_layers"][0], expected, rtol=1e-5, atol=0)
+    assert one["of_layers"][:, :, 0].square().sum(1).sqrt().tolist() == pytest.approx(one["norms"], rel=1e-5)
 
 
 def test_recompute_changes_nothing(results: dict[str, Any]) -> None:

@@ -36,6 +36,11 @@ BROKEN_SETTINGS = [
         ["checkpoint.keep_last=2", "checkpoint.every=50", "validation.every=20", "checkpoint.keep_best=true"],
         "checkpoint.every=50 is no multiple of validation.every=20",
     ),
+    (
+        "profile_is_within_the_run",
+        ["profile.window=2", "profile.first=301", "train.steps=300"],
+        "profile.first=301 is beyond train.steps=300; lower it",
+    ),
     ("sizes_are_positive", ["model.num_layers=0"], "model.num_layers=0: must be positive"),
     ("sizes_are_positive", ["parallel.tp=-1"], "parallel.tp=-1: must be positive"),
     ("sizes_are_positive", ["model.init_std=.inf"], "model.init_std=inf: must be positive"),
@@ -187,6 +192,7 @@ BROKEN_LAYOUTS: list[tuple[str, list[str], int, str]] = [
         "data.urls name 4 shard(s), but each of the 8 data-parallel ranks reads its own in data.mode=stream",
     ),
     ("world_size_fits_model_parallel", ["parallel.tp=2"], 3, "start a multiple of 2 processes"),
+    ("profiled_ranks_exist", ["profile.window=2", "profile.global_ranks=[0,2]"], 2, "has 2, but the 2 process(es) are"),
     ("global_batch_fits_data_parallel", [], 3, "train.global_batch=8 is not divisible by train.micro_batch=8 x 3"),
 ]
 BROKEN_DATA = [

@@ -187,3 +187,22 @@ def test_checkpoint_from_the_command_line(tmp_path: Path) -> None:
     assert results["ratios"]["stall / save"]["median"] == pytest.approx(sum(ratios) / 2)
     assert results["bytes"] % 12 == 0
     assert [file.name for file in tmp_path.iterdir()] == ["checkpoint.json"]
+
+
+@pytest.mark.dist
+def test_logging_from_the_command_line(tmp_path: Path) -> None:
+    path = tmp_path / "logging.json"
+    ended = bench("logging", "--preset", "tiny", "--rounds", "3", "--threads", "1", "--json", str(path))
+    assert ended.returncode == 0, ended.stderr
+    content = json.loads(path.read_text())
+    results, every = content["results"], content["settings"]["every"]
+    rounds = results["rounds"]
+    assert list(rounds) == ["not watched", "+ geometry", "+ norms per layer", "log step, all of it"]
+    between = results["seconds_between"] / sorted(turn["wall"] for turn in rounds["not watched"])[1]
+    shares = sorted(
+        (log["wall"] / bare["wall"] - 1 + (every - 1) * between) / every
+        for log, bare in zip(rounds["log step, all of it"], rounds["not watched"], strict=True)
+    )
+    assert results["share_of_step_time"]["by the clock"]["median"] == pytest.approx(shares[1])
+    assert "all logging at logging.every=10" in ended.stdout
+    assert "loss" not in ended.stdout
