@@ -22,6 +22,10 @@ from pretrain.monitor.stragglers import Stragglers
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
 from pretrain.recipe import advice
+from pretrain.recovery import reports
+from pretrain.recovery.describe import Describer
+from pretrain.recovery.guard import SpikeGuard
+from pretrain.recovery.rollback import GoingBack
 from pretrain.resilience.caretaker import Caretaker
 from pretrain.resilience.signals import Signals
 from pretrain.resilience.wishes import Stop
@@ -73,6 +77,8 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker)
     if place.global_rank == 0 and data.notice():
         print(data.notice(), flush=True)
     board = Board(config.run.dir / "tensorboard", state.step, place.global_rank)
+    if start.checkpoint is None and place.global_rank == 0:
+        reports.set_aside(config.run.dir)
     batches = data.batches(config, state, place)
     together = data.together(config, place)
     # The data are closed before the thread that reads ahead is waited for, which may itself wait for a source.
@@ -93,7 +99,12 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker)
                 callbacks.append(Stragglers(config, engine, board, caretaker.hosts))
             callbacks += [caretaker.patiently(saver), caretaker]
             metrics = Metrics(config, engine, board)
-            stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, callbacks, pulse)
+            describer = Describer(config, engine, data, batches, group)
+            back = GoingBack(config, engine, saver, vocab_size, group, data)
+            guard = SpikeGuard(config, engine, board, feed, metrics, describer, back, pulse.patience)
+            guard.start(state)
+            callbacks.insert(0, guard)
+            stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, guard, callbacks, pulse)
             saver.finish()
         caretaker.end(stop, state)
     board.close()

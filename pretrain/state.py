@@ -33,6 +33,11 @@ class TrainState:
         self.tokens += tokens
         self.train_seconds += seconds
 
+    def become(self, other: "TrainState") -> None:
+        """Be where ``other`` is: whoever holds this state goes on from there."""
+        for name, value in vars(other).items():
+            setattr(self, name, value)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return asdict(self)

@@ -1,19 +1,16 @@
 """Loss, gradient norm, learning rate, throughput and geometry of the steps, written on log steps only.
 
-Every step's values stay on the device until the next log step: one transfer and two small reductions per log step, no
-host synchronisation in between, and no step without a point on the curve.
+No step is without a point on the curve; what is more than its loss and gradient norm is reduced on log steps.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-import torch
 import torch.distributed as dist
 
-from megatron_ext import GeometryProbe
+from megatron_ext import Geometry, GeometryProbe
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.errors import SharedError
@@ -26,23 +23,27 @@ from pretrain.state import TrainState
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step left on the device.
+    """What is known of a step, the same on all ranks.
 
     Attributes:
-        loss_share: fp32 scalar, this rank's share of the loss (see :meth:`Engine.sum_shares`).
-        grad_norm: fp32 scalar, the same on all ranks; inf where the update was skipped.
+        loss: nats per token.
+        grad_norm: before the clip; inf where it was not finite, so that the update was skipped.
         lr: learning rate of the update.
         wishes: what is to be done at this boundary beside what is due; an evaluation may add to it.
     """
 
-    loss_share: torch.Tensor
-    grad_norm: torch.Tensor
+    loss: float
+    grad_norm: float
     lr: float
     wishes: Wishes = field(default_factory=Wishes)
 
 
 class Metrics:
-    """Collects step results and writes them out. Ranks other than 0 take part in the reductions only."""
+    """Collects step results and writes them out. Ranks other than 0 take part in the reductions only.
+
+    Attributes:
+        geometry: of the newest log step, on every rank.
+    """
 
     def __init__(self, config: Config, engine: Engine, board: Board) -> None:
         self._config = config
@@ -54,9 +55,11 @@ class Metrics:
         self._pending: list[StepResult] = []
         self._mark = (0.0, 0)
         self._observed = False
+        self.geometry: Geometry | None = None
 
     def start(self, state: TrainState) -> None:
-        """Begin to measure throughput from here."""
+        """Begin here, or go on here after what is pending came to nothing."""
+        self._pending.clear()
         self._mark = (state.train_seconds, state.tokens)
 
     def observe(self, step: int) -> AbstractContextManager[None]:
@@ -71,14 +74,12 @@ class Metrics:
             self._write(state)
 
     def _write(self, state: TrainState) -> None:
-        started = time.perf_counter()
-        shares = torch.stack([result.loss_share for result in self._pending])
-        losses = self._engine.sum_shares(shares).tolist()
-        norms = torch.stack([result.grad_norm for result in self._pending]).tolist()
-        waited = time.perf_counter() - started  # on a GPU the steps' work may end only here
+        losses = [result.loss for result in self._pending]
+        norms = [result.grad_norm for result in self._pending]
         geometry = self._probe.reduce(dist.group.WORLD) if self._observed else None
+        self.geometry = geometry or self.geometry
         seconds, tokens = self._mark
-        tokens_per_second = (state.tokens - tokens) / (state.train_seconds - seconds + waited)
+        tokens_per_second = (state.tokens - tokens) / (state.train_seconds - seconds)
         self._mark = (state.train_seconds, state.tokens)
         first = state.step - len(self._pending) + 1
         for step, loss, norm, result in zip(range(first, state.step + 1), losses, norms, self._pending, strict=True):

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from tensorboard.compat.proto.event_pb2 import Event, SessionLog
 from torch.utils.tensorboard.writer import SummaryWriter
 
 
@@ -17,6 +18,13 @@ class Board:
     def __init__(self, directory: Path, resumed_step: int, global_rank: int) -> None:
         purge_step = resumed_step + 1 if resumed_step else 0
         self._writer = SummaryWriter(str(directory), purge_step=purge_step) if global_rank == 0 else None
+
+    def rewind(self, step: int) -> None:
+        """Go on from an earlier ``step``: points at later ones are purged, as on a resume."""
+        if self._writer is not None:
+            start = Event(session_log=SessionLog(status=SessionLog.START))
+            self._writer._get_file_writer().add_event(start, step + 1)  # type: ignore[no-untyped-call]
+            self._writer.flush()
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """One point of the curve ``tag``."""
