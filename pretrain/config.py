@@ -199,6 +199,39 @@ class ProfileSettings(Section):
     memory: bool = False
 
 
+class SpikeSettings(Section):
+    """What is a loss spike, and what a run does about it.
+
+    Loss and gradient norm are compared with the median of the last ``window`` steps; a score counts spreads (1.4826 x
+    median absolute deviation) above it. A score above ``log`` is told. It is acted on when the loss scores more than
+    ``act``, or more than ``log`` for the ``lasting``-th time in 5 steps; likewise the gradient norm, where the loss
+    agrees (scores more than 3); or when either is not finite. Nothing but the latter is judged in the warmup and
+    before ``window`` steps are known.
+
+    ``policy`` says how it is acted on. An update that is not finite is skipped whatever it says.
+
+    - ``log``: it is told and reported, and training goes on.
+    - ``skip_step``: also, the update is skipped: weights and optimizer stay as they are.
+    - ``rollback``: the run goes back to its last checkpoint from before the spike and never takes the samples of the
+      spike's steps, nor those of ``skip_before`` steps before and ``skip_after`` steps behind them (PaLM, arXiv
+      2204.02311, skipped 200 to 500 batches). From there until ``lr_steps`` steps behind the spike the learning rate is
+      ``lr_factor`` times the schedule's. More than ``max_rollbacks`` of them in ``within_steps`` steps end the run.
+      With no checkpoint to go back to, the update is skipped.
+    """
+
+    policy: Literal["log", "skip_step", "rollback"] = "log"
+    window: int = Field(default=128, ge=16)
+    log: float = Field(default=7.0, gt=0)
+    act: float = Field(default=10.0, gt=0)
+    lasting: int = Field(default=3, ge=1, le=5)
+    skip_before: int = Field(default=100, ge=0)
+    skip_after: int = Field(default=100, ge=0)
+    max_rollbacks: int = Field(default=3, ge=1)
+    within_steps: int = Field(default=2000, ge=1)
+    lr_factor: float = Field(default=1.0, gt=0, le=1)
+    lr_steps: int = Field(default=0, ge=0)
+
+
 class WatchdogSettings(Section):
     """When a run hangs, so that its processes write down where and end, to be started again by their job.
 
@@ -226,6 +259,7 @@ class Config(Section):
     checkpoint: CheckpointSettings = CheckpointSettings()
     logging: LoggingSettings = LoggingSettings()
     profile: ProfileSettings = ProfileSettings()
+    spikes: SpikeSettings = SpikeSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
 
 

@@ -1,6 +1,7 @@
 """Everything that depends on how DeepSpeed 0.19.8 is built inside: the one place to look at when it changes.
 
-Nothing of DeepSpeed is replaced here; its internals are read and called where its public interface ends.
+Its internals are read and called where its public interface ends. One thing is replaced, for the time of a step: how
+the gradient norm is found (:func:`step_with_norm`).
 """
 
 import contextlib
@@ -17,6 +18,7 @@ import torch
 os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else "cpu")
 
 import deepspeed
+from deepspeed.runtime import bf16_optimizer
 from deepspeed.utils import logger as deepspeed_logger
 
 from pretrain.config import OptimizerSettings
@@ -109,6 +111,52 @@ def _adamw(module: torch.nn.Module, settings: OptimizerSettings) -> torch.optim.
 def finish_backward(engine: Any) -> None:
     """Bring the gradients that the schedule left on the parameters to where DeepSpeed accumulates them."""
     engine.optimizer.backward_epilogue()
+
+
+def global_norm(engine: Any) -> torch.Tensor:
+    """Norm of the reduced gradient over all ranks before the clip, as DeepSpeed computes it; collective.
+
+    Returns:
+        fp32 scalar on the device; inf where it is not finite, for which DeepSpeed writes -1.
+    """
+    optimizer = engine.optimizer
+    if isinstance(optimizer, bf16_optimizer.BF16_Optimizer):
+        gradients, _ = optimizer.get_grads_for_norm()
+        norm = bf16_optimizer.get_global_norm_of_tensors(
+            input_tensors=gradients, mpu=optimizer.mpu, norm_type=optimizer.norm_type
+        )
+    else:
+        norm = optimizer.scaled_global_norm()
+    norm = torch.as_tensor(norm, dtype=torch.float32, device=engine.device).detach()
+    return torch.where(norm < 0, torch.inf, norm)
+
+
+def step_with_norm(engine: Any, norm: torch.Tensor) -> None:
+    """DeepSpeed's step with a gradient norm that is known: clip, update, clear the gradients.
+
+    DeepSpeed 0.19.8 computes the norm within its step, where nobody can look at it before the update, and offers no way
+    to hand it over. So the one function that it asks is replaced meanwhile. With a ``norm`` on the CPU it also reads
+    nothing back from the device.
+
+    Args:
+        norm: fp32 scalar, what :func:`global_norm` gave; with inf the gradients are cleared and nothing else happens.
+    """
+    with _finds_norm(engine.optimizer, norm):
+        engine.step()
+
+
+@contextlib.contextmanager
+def _finds_norm(optimizer: Any, norm: torch.Tensor) -> Iterator[None]:
+    """Have the optimizer find this norm within."""
+    bf16 = isinstance(optimizer, bf16_optimizer.BF16_Optimizer)
+    # BF16_Optimizer asks a function of its module, the others a method of their own.
+    owner, name = (bf16_optimizer, "get_global_norm_of_tensors") if bf16 else (optimizer, "scaled_global_norm")
+    original = getattr(owner, name)
+    setattr(owner, name, lambda *arguments, **named: norm)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
 
 
 def accumulated_gradient(parameter: torch.nn.Parameter) -> torch.Tensor | None:

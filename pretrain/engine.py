@@ -5,7 +5,9 @@ data-parallel ranks, clips and steps. Loss and gradient are sums over the unmask
 batch's count, in any layout.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,10 +22,30 @@ from pretrain.data.batch import MicroBatch
 from pretrain.deepspeed_compat import (
     accumulated_gradient,
     finish_backward,
+    global_norm,
     initialize_zero,
+    step_with_norm,
 )
 from pretrain.monitor.stopwatch import Stopwatch
 from pretrain.parallel import DeepSpeedMpu, Place, seed_step
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What is known of a step before its update, on the host and the same on all ranks.
+
+    Attributes:
+        loss: of the whole global batch, nats per token.
+        grad_norm: global norm of the gradient before the clip; inf where it is not finite.
+    """
+
+    loss: float
+    grad_norm: float
+
+    @property
+    def finite(self) -> bool:
+        """Whether both are numbers."""
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
 
 
 class Engine:
@@ -60,6 +82,7 @@ class Engine:
             seed=config.train.seed,
             token_counts=token_counts,
         )
+        self._norm: torch.Tensor | None = None
         self.templates = sharding_templates(self.module)
         for parameter in self.module.parameters():
             if getattr(parameter, "shared", False):
@@ -95,19 +118,43 @@ class Engine:
         finish_backward(self.deepspeed)
         self._sum_replicated_gradients()
         self.deepspeed.allreduce_gradients()
+        self._norm = None
         return share
 
+    def grad_norm(self) -> torch.Tensor:
+        """Global norm of the last gradient before the clip, fp32 scalar, inf where it is not finite; collective.
+
+        It is computed once, before the update, and shared with the clip.
+        """
+        if self._norm is None:
+            self._norm = global_norm(self.deepspeed)
+        return self._norm
+
+    def measure(self, share: torch.Tensor) -> Measured:
+        """Loss and gradient norm, of which ``share`` is what :meth:`forward_backward` gave; collective.
+
+        This is the step's one transfer from the device: DeepSpeed clips with the norm on the host.
+        """
+        pair = torch.stack([share.float(), self.grad_norm()])
+        # Added up over all ranks: tp ranks have the same loss, and all ranks the same norm up to its last bit.
+        if self.place.tp_rank != 0:
+            pair[0] = 0.0
+        if self.place.global_rank != 0:
+            pair[1] = 0.0
+        dist.all_reduce(pair)
+        on_host = pair.cpu()
+        self._norm = on_host[1]
+        return Measured(*on_host.tolist())
+
     def step(self, lr: float) -> None:
-        """Clip, update the weights with learning rate ``lr`` and clear the gradients; skipped if not finite."""
+        """Clip, update the weights with learning rate ``lr`` and clear the gradients; :meth:`skip` if not finite."""
         for group in self.deepspeed.optimizer.param_groups:
             group["lr"] = lr
-        self.deepspeed.step()
+        step_with_norm(self.deepspeed, self.grad_norm())
 
-    def grad_norm(self) -> torch.Tensor:
-        """Global norm of the last step's gradient before the clip, fp32 scalar; inf where the update was skipped."""
-        return torch.as_tensor(
-            self.deepspeed.get_global_grad_norm(), dtype=torch.float32, device=self.place.device
-        ).detach()
+    def skip(self) -> None:
+        """Clear the gradients and leave weights and optimizer as they are, as DeepSpeed does with an infinite norm."""
+        step_with_norm(self.deepspeed, torch.tensor(torch.inf))
 
     def evaluate(self, micro_batches: Sequence[MicroBatch]) -> float:
         """Mean loss over the unmasked tokens of all ranks' ``micro_batches``, nats per token; without dropout."""
@@ -133,6 +180,18 @@ class Engine:
         total = torch.stack(sums).sum() if sums else torch.zeros((), device=self.place.device)
         dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
         return float(self.sum_shares(total) / tokens)
+
+    @torch.no_grad()
+    def losses(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
+        """Mean loss of each micro batch, nats per token, without dropout; empty but on the last pipeline stage."""
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            batches = self._prepare(micro_batches)
+            sums = self._run_schedule(batches, None)
+        finally:
+            self.module.train(was_training)
+        return [float(total / batch.loss_mask.sum().clamp(min=1)) for total, batch in zip(sums, batches, strict=False)]
 
     def sum_shares(self, shares: torch.Tensor) -> torch.Tensor:
         """Sum of ``shares`` (any shape) over data-parallel ranks and pipeline stages, the same on every rank."""

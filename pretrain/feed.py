@@ -77,6 +77,10 @@ class Feed:
         self._bad += (~sound).sum().to(self._place.device)
         return micro_batches(torch.from_numpy(rows.tokens), sound, self._batches.micro_batch)
 
+    def start(self) -> None:
+        """Go on elsewhere: what was read since the last log step does not count."""
+        self._bad.zero_()
+
     def after_step(self, state: TrainState, result: StepResult) -> None:
         """On log steps, and before anything wished for, add up the bad samples of all ranks.
 

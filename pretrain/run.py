@@ -27,6 +27,10 @@ from pretrain.monitor.tensorboard import Board
 from pretrain.monitor.timed import Timed
 from pretrain.parallel import Place
 from pretrain.recipe import advice
+from pretrain.recovery import reports
+from pretrain.recovery.describe import Describer
+from pretrain.recovery.guard import SpikeGuard
+from pretrain.recovery.rollback import GoingBack
 from pretrain.resilience.caretaker import Caretaker
 from pretrain.resilience.signals import Signals
 from pretrain.resilience.wishes import Stop
@@ -80,6 +84,8 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker,
     if place.global_rank == 0 and data.notice():
         print(data.notice(), flush=True)
     board = Board(config.run.dir / "tensorboard", state.step, place.global_rank, state.tokens)
+    if start.checkpoint is None and place.global_rank == 0:
+        reports.set_aside(config.run.dir)
     batches = data.batches(config, state, place)
     together = data.together(config, place)
     # The data are closed before the thread that reads ahead is waited for, which may itself wait for a source.
@@ -102,7 +108,12 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker,
             if config.profile.window:
                 callbacks.append(caretaker.patiently(Profiler(config, place, state)))
             callbacks += [caretaker.patiently(Timed("checkpoint", saver, metrics.phases)), caretaker]
-            stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, callbacks, pulse)
+            describer = Describer(config, engine, data, batches, group)
+            back = GoingBack(config, engine, saver, vocab_size, group, data)
+            guard = SpikeGuard(config, engine, board, feed, metrics, describer, back, pulse.patience)
+            guard.start(state)
+            callbacks.insert(0, guard)
+            stop = pulse.wishes.stop or train(config, state, engine, feed, metrics, guard, callbacks, pulse)
             saver.finish()
         caretaker.end(stop, state)
     board.close()

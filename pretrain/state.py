@@ -41,6 +41,11 @@ class TrainState:
         """Unix time, had the run never paused: what the page of curves over tokens counts hours by."""
         return self.began + self.train_seconds
 
+    def become(self, other: "TrainState") -> None:
+        """Be where ``other`` is: whoever holds this state goes on from there."""
+        for name, value in vars(other).items():
+            setattr(self, name, value)
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready form."""
         return asdict(self)

@@ -33,6 +33,7 @@ class _State(_Shape):
     consumed_samples: Count
     tokens: Count
     train_seconds: float
+    began: float = 0.0
     data: DataProgress
     callbacks: _Callbacks
 

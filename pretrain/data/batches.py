@@ -37,6 +37,9 @@ class Batches(Protocol):
     def stand_in(self, draws: npt.NDArray[np.int64]) -> Rows:
         """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
 
+    def locate(self, draws: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
+        """Data set and stored sample of rising global ``draws``, of any rank; empty where nothing is stored."""
+
 
 class TrainingBatches:
     """Steps of training data. The only state is how far the run is, which the caller keeps.
@@ -102,6 +105,15 @@ class TrainingBatches:
             rows = source.reader.read_rows(source.order.sample_ids(own_draws[here]))
             tokens[here], sound[here] = rows.tokens, rows.sound
         return Rows(tokens, sound)
+
+    def locate(self, draws: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
+        """Data set and stored sample of rising global ``draws``, of any rank."""
+        found = []
+        for number, draw in zip(*self._mixture.locate(draws), strict=True):
+            source = self._sources[number]
+            assert source is not None, "the mixture draws from a data set that has no reader"
+            found.append((source.reader.manifest.name, int(source.order.sample_ids(np.array([draw]))[0])))
+        return found
 
     def _expect(self, number: int, source: Source, draw: int) -> None:
         """Where a data set's next block begins, have the shards of the one after it brought."""

@@ -59,6 +59,10 @@ class StreamBatches:
         """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
         return stand_in(self.slots, self.sequence_length)
 
+    def locate(self, draws: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
+        """Nothing is stored as a sample."""
+        return []
+
     def cursor_behind(self, consumed_samples: int) -> Cursor | None:
         """Where this rank's samples begin that follow those; None on a rank that does not read.
 

@@ -42,7 +42,7 @@ class LayerNorms:
     @contextmanager
     def recording(self) -> Iterator[None]:
         """Around the update, when the gradients are reduced and not yet clipped."""
-        pieces = self._pieces()
+        pieces = _pieces(self._engine, self._num_layers)
         with torch.no_grad():
             weights = [owned_fragment(piece.parameter, "fp32") for piece in pieces]
             gradients = _norms([owned_gradient(piece.parameter) for piece in pieces])
@@ -72,18 +72,33 @@ class LayerNorms:
     def _device(self) -> torch.device:
         return self._engine.place.device
 
-    def _pieces(self) -> list[_Piece]:
-        """In every step anew: what a rank owns may change with a load."""
-        return [
-            _Piece(self._row(name), parameter)
-            for name, parameter in global_names(self._engine.module).items()
-            if owned_range(parameter) is not None and self._engine.answers_for(parameter)
-        ]
 
-    def _row(self, name: str) -> int:
-        if name.startswith(_LAYER):
-            return int(name.removeprefix(_LAYER).split(".", 1)[0])
-        return self._num_layers + int(not name.startswith(_EMBEDDING))
+def gradient_norms(engine: Engine, num_layers: int) -> list[float]:
+    """Norm of the reduced gradient of each layer, then of :data:`pretrain.monitor.tags.PARTS`; collective.
+
+    The same in every layout.
+    """
+    squares = torch.zeros(num_layers + len(PARTS), dtype=torch.float64, device=engine.place.device)
+    for piece in _pieces(engine, num_layers):
+        squares[piece.row] += owned_gradient(piece.parameter).double().square().sum()
+    dist.all_reduce(squares)
+    norms: list[float] = squares.sqrt().tolist()
+    return norms
+
+
+def _pieces(engine: Engine, num_layers: int) -> list[_Piece]:
+    """In every step anew: what a rank owns may change with a load."""
+    return [
+        _Piece(_row(name, num_layers), parameter)
+        for name, parameter in global_names(engine.module).items()
+        if owned_range(parameter) is not None and engine.answers_for(parameter)
+    ]
+
+
+def _row(name: str, num_layers: int) -> int:
+    if name.startswith(_LAYER):
+        return int(name.removeprefix(_LAYER).split(".", 1)[0])
+    return num_layers + int(not name.startswith(_EMBEDDING))
 
 
 def norm_values(norms: Tensor) -> dict[str, float]:

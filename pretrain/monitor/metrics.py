@@ -1,19 +1,16 @@
 """Loss, gradients, learning rate, throughput and geometry of the steps, written on log steps only.
 
-Every step's values stay on the device until the next log step: one transfer and two small reductions per log step, no
-host synchronisation in between, and no step without a point on the curve.
+No step is without a point on the curve; what is more than its loss and gradient norm is reduced on log steps.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-import torch
 import torch.distributed as dist
 
-from megatron_ext import GeometryProbe, ModelSettings
+from megatron_ext import Geometry, GeometryProbe, ModelSettings
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.errors import SharedError
@@ -30,17 +27,17 @@ from pretrain.state import TrainState
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step left on the device.
+    """What is known of a step, the same on all ranks.
 
     Attributes:
-        loss_share: fp32 scalar, this rank's share of the loss (see :meth:`Engine.sum_shares`).
-        grad_norm: fp32 scalar, the same on all ranks; inf where the update was skipped.
+        loss: nats per token.
+        grad_norm: before the clip; inf where it was not finite, so that the update was skipped.
         lr: learning rate of the update.
         wishes: what is to be done at this boundary beside what is due; an evaluation may add to it.
     """
 
-    loss_share: torch.Tensor
-    grad_norm: torch.Tensor
+    loss: float
+    grad_norm: float
     lr: float
     wishes: Wishes = field(default_factory=Wishes)
 
@@ -50,6 +47,7 @@ class Metrics:
 
     Attributes:
         phases: where the time of this rank goes.
+        geometry: of the newest log step, on every rank.
     """
 
     def __init__(self, config: Config, model: ModelSettings, engine: Engine, board: Board) -> None:
@@ -68,11 +66,13 @@ class Metrics:
         self._pending: list[StepResult] = []
         self._mark = (0.0, 0, 0)
         self._observed = False
+        self.geometry: Geometry | None = None
         has_mfu = self._throughput.peak_tflops is not None
         board.layout(board_layout(model.num_layers, has_mfu, self._geometry.names, QUANTITIES))
 
     def start(self, state: TrainState) -> None:
-        """Begin to measure throughput from here."""
+        """Begin here, or go on here after what is pending came to nothing."""
+        self._pending.clear()
         self._mark = (state.train_seconds, state.tokens, state.step)
 
     def observe(self, step: int) -> AbstractContextManager[None]:
@@ -91,16 +91,13 @@ class Metrics:
             self._write(state)
 
     def _write(self, state: TrainState) -> None:
-        started = time.perf_counter()
-        shares = torch.stack([result.loss_share for result in self._pending])
-        losses = self._engine.sum_shares(shares).tolist()
-        norms = torch.stack([result.grad_norm for result in self._pending]).tolist()
-        waited = time.perf_counter() - started  # on a GPU the steps' work may end only here
+        losses = [result.loss for result in self._pending]
+        norms = [result.grad_norm for result in self._pending]
         observed: dict[str, float] = {}
         if self._observed:
-            observed |= self._geometry.values(self._probe.reduce(dist.group.WORLD))
-            observed |= norm_values(self._norms.reduce())
-        measured = self._throughput_since_the_mark(state, waited)
+            self.geometry = self._probe.reduce(dist.group.WORLD)
+            observed |= self._geometry.values(self.geometry) | norm_values(self._norms.reduce())
+        measured = self._throughput_since_the_mark(state)
         tokens_per_second = measured["throughput/tokens_per_second"]
         first = state.step - len(self._pending) + 1
         for step, loss, norm, result in zip(range(first, state.step + 1), losses, norms, self._pending, strict=True):
@@ -124,11 +121,11 @@ class Metrics:
             print(f"warning: not finite, update skipped, in steps {broken}", flush=True)
         self._pending.clear()
 
-    def _throughput_since_the_mark(self, state: TrainState, waited: float) -> dict[str, float]:
-        """Tag -> value over the steps since the last call, ``waited`` seconds of which are not in ``state``."""
+    def _throughput_since_the_mark(self, state: TrainState) -> dict[str, float]:
+        """Tag -> value over the steps since the last call."""
         seconds, tokens, step = self._mark
         steps = state.step - step
-        taken = state.train_seconds - seconds + waited
+        taken = state.train_seconds - seconds
         self._mark = (state.train_seconds, state.tokens, state.step)
         phases = {f"throughput/seconds_{phase}": taken for phase, taken in self.phases.take(steps).items()}
         return (

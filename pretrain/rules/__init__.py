@@ -49,9 +49,12 @@ from pretrain.rules.stream import (
     stream_knows_no_token_counts,
 )
 from pretrain.rules.training import (
+    a_lower_rate_lasts,
+    a_rollback_has_where_to_go,
     micro_batch_divides_global_batch,
     run_has_a_folder,
     schedule_fits_the_run,
+    spikes_are_told_before_they_are_acted_on,
     what_is_kept_beside_the_last_can_be_told,
 )
 
@@ -85,6 +88,9 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     stream_knows_no_token_counts,
     what_is_kept_beside_the_last_can_be_told,
     profile_is_within_the_run,
+    spikes_are_told_before_they_are_acted_on,
+    a_rollback_has_where_to_go,
+    a_lower_rate_lasts,
     run_has_a_folder,
 )
 LAYOUT_RULES: Sequence[LayoutRule] = (

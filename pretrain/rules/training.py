@@ -45,6 +45,44 @@ def what_is_kept_beside_the_last_can_be_told(config: Config) -> str | None:
     return None
 
 
+def spikes_are_told_before_they_are_acted_on(config: Config) -> str | None:
+    """The bar for one score alone is no lower than that for several."""
+    log, act = config.spikes.log, config.spikes.act
+    return f"spikes.act={act:g} is below spikes.log={log:g}; raise it or lower the other" if act < log else None
+
+
+def a_rollback_has_where_to_go(config: Config) -> str | None:
+    """There will be checkpoints from before a spike, and samples can be skipped behind them."""
+    if config.spikes.policy != "rollback":
+        return None
+    if config.data.mode == "stream":
+        return (
+            "spikes.policy=rollback skips samples, which data.mode=stream cannot; use spikes.policy=skip_step, or "
+            "shards built by python -m tools.shards"
+        )
+    if not config.checkpoint.every:
+        return "spikes.policy=rollback goes back to a checkpoint, but checkpoint.every=0 saves none; raise it"
+    if config.checkpoint.keep_last == 1:
+        return (
+            "spikes.policy=rollback needs a checkpoint from before a spike, and the last one may be from within it: "
+            "raise checkpoint.keep_last=1 to at least 2"
+        )
+    return None
+
+
+def a_lower_rate_lasts(config: Config) -> str | None:
+    """A factor on the learning rate needs steps to apply to, and a rollback to follow."""
+    spikes = config.spikes
+    if (spikes.lr_factor < 1) != (spikes.lr_steps > 0):
+        return (
+            f"spikes.lr_factor={spikes.lr_factor:g} and spikes.lr_steps={spikes.lr_steps} belong together: "
+            "set both, or neither"
+        )
+    if spikes.lr_factor < 1 and spikes.policy != "rollback":
+        return f"spikes.lr_factor={spikes.lr_factor:g} follows a rollback, but spikes.policy={spikes.policy}; remove it"
+    return None
+
+
 def run_has_a_folder(config: Config) -> str | None:
     """A run's files do not mix with those of the current folder."""
     return "run.dir is empty; name a folder for the run" if config.run.dir == Path() else None

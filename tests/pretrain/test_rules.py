@@ -135,9 +135,37 @@ BROKEN_SETTINGS = [
     ),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
+BROKEN_SETTINGS += [
+    ("spikes_are_told_before_they_are_acted_on", ["spikes.act=5"], "spikes.act=5 is below spikes.log=7; raise it"),
+    (
+        "a_rollback_has_where_to_go",
+        ["spikes.policy=rollback", "checkpoint.every=0"],
+        "spikes.policy=rollback goes back to a checkpoint, but checkpoint.every=0 saves none",
+    ),
+    (
+        "a_rollback_has_where_to_go",
+        ["spikes.policy=rollback", "checkpoint.keep_last=1"],
+        "raise checkpoint.keep_last=1 to at least 2",
+    ),
+    (
+        "a_lower_rate_lasts",
+        ["spikes.policy=rollback", "spikes.lr_factor=0.5"],
+        "spikes.lr_factor=0.5 and spikes.lr_steps=0 belong together",
+    ),
+    (
+        "a_lower_rate_lasts",
+        ["spikes.lr_factor=0.5", "spikes.lr_steps=10"],
+        "spikes.lr_factor=0.5 follows a rollback, but spikes.policy=log; remove it",
+    ),
+]
 STREAM = ["data.manifest=null", "data.mode=stream", "data.urls=a-{0..3}.tar", "data.tokenizer=t.model"]
 STREAM += ["data.validation_urls=b.tar", "model.output_bias=learned"]
 BROKEN_SETTINGS += [
+    (
+        "a_rollback_has_where_to_go",
+        [*STREAM, "spikes.policy=rollback"],
+        "spikes.policy=rollback skips samples, which data.mode=stream cannot; use spikes.policy=skip_step",
+    ),
     ("mode_reads_what_is_named", ["data.urls=a.tar"], "data.urls belongs to data.mode=stream; set that, or remove it"),
     ("mode_reads_what_is_named", ["data.eod_id=0"], "data.eod_id belongs to data.mode=stream"),
     (

@@ -58,8 +58,7 @@ class Watched:
 
     def seconds_between(self) -> float:
         """Of what a step between two log steps does beside training, measured alone."""
-        share = torch.zeros((), device=self._engine.place.device)
-        result = StepResult(share, share, 0.0)
+        result = StepResult(0.0, 0.0, 0.0)
         self._state.step = 1
         started = time.perf_counter()
         for _ in range(_BOOKKEEPING_STEPS):
@@ -73,13 +72,14 @@ class Watched:
         return (time.perf_counter() - started) / _BOOKKEEPING_STEPS
 
     def _bare(self) -> None:
-        self._engine.forward_backward(self._batches)
+        self._engine.measure(self._engine.forward_backward(self._batches))
         self._engine.step(self._config.optimizer.lr)
 
     def _parts(self, geometry: bool) -> None:
         every = self._config.logging.every
         with self._metrics.observe(every) if geometry else contextlib.nullcontext():
-            self._engine.forward_backward(self._batches)
+            share = self._engine.forward_backward(self._batches)
+        self._engine.measure(share)
         with contextlib.nullcontext() if geometry else self._norms.recording():
             self._engine.step(self._config.optimizer.lr)
 
@@ -91,9 +91,10 @@ class Watched:
             pass
         with metrics.observe(step), metrics.phases.lap("forward_backward"):
             share = engine.forward_backward(self._batches)
+        measured = engine.measure(share)
         with metrics.observe_update(), metrics.phases.lap("optimizer"):
             engine.step(config.optimizer.lr)
-        result = StepResult(share, engine.grad_norm(), config.optimizer.lr)
+        result = StepResult(measured.loss, measured.grad_norm, config.optimizer.lr)
         for state.step in range(step - config.logging.every + 1, step + 1):
             state.tokens += tokens_per_step(config)
             state.train_seconds += time.perf_counter() - started
