@@ -20,7 +20,7 @@ from pretrain.state import TrainState
 
 def facts(step: int, **state: Any) -> dict[str, Any]:
     return {
-        "state": TrainState(step=step).to_dict() | state,
+        "state": TrainState(step=step, began=0.0).to_dict() | state,
         "adam_step": step,
         "config": {},
         "dp_size": 1,
