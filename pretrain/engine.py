@@ -5,25 +5,21 @@ data-parallel ranks, clips and steps. Loss and gradient are sums over the unmask
 batch's count, in any layout.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from megatron_ext import ModelSettings, build_model
 from pretrain.config import Config
 from pretrain.data.batch import MicroBatch
-from pretrain.deepspeed_compat import (
-    accumulated_gradient,
-    finish_backward,
-    initialize_zero,
-)
+from pretrain.deepspeed_compat import initialize_zero
 from pretrain.monitor.stopwatch import Stopwatch
-from pretrain.parallel import DeepSpeedMpu, Place, seed_step
+from pretrain.parallel import AloneMpu, DeepSpeedMpu, Place, seed_step
+from pretrain.passes import PASSES
 
 
 class Engine:
@@ -32,6 +28,7 @@ class Engine:
     Attributes:
         module: this pipeline stage's model.
         templates: parameter -> its place in the global tensors, for checkpoints; taken before ZeRO flattens them.
+        shapes: parameter -> shape of its local part, which ZeRO-3 takes from the parameter itself.
         deepspeed: DeepSpeed's engine.
         stopwatch: of forward and backward passes alone, before this rank waits for others of its group.
     """
@@ -48,8 +45,7 @@ class Engine:
         self.place = place
         self.stopwatch = Stopwatch(place.device)
         self._eod_id = eod_id
-        self._sequence_length = model.sequence_length
-        self._micro_batch = config.train.micro_batch
+        self._zero_stage = config.zero.stage
         self._dropout, self._seed = model.dropout, config.train.seed
         bf16 = config.train.precision == "bf16"
         self.module = build_model(
@@ -61,16 +57,19 @@ class Engine:
             token_counts=token_counts,
         )
         self.templates = sharding_templates(self.module)
+        self.shapes = {parameter: parameter.shape for parameter in self.module.parameters()}
         for parameter in self.module.parameters():
             if getattr(parameter, "shared", False):
                 parameter.ds_pipe_replicated = True  # type: ignore[attr-defined] # counted once in the norm
         self.deepspeed = initialize_zero(
             self.module,
             config.optimizer,
-            DeepSpeedMpu(),
+            config.zero,
+            DeepSpeedMpu() if config.zero.stage else AloneMpu(),
             batch=config.train.global_batch // place.dp_size,
             bf16=bf16,
         )
+        self._passes = PASSES[config.zero.stage](self.module, self.deepspeed, config)
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], step: int = 0) -> torch.Tensor:
         """Accumulate a step's gradients.
@@ -90,11 +89,10 @@ class Engine:
         if self._dropout:
             seed_step(self.place, self._seed, step)
         with self.stopwatch.lap():
-            sums = self._run_schedule(batches, tokens)
+            # DeepSpeed averages over data-parallel ranks.
+            sums = self._passes.run(batches, self.place.dp_size / tokens)
         share = torch.stack(sums).sum() / tokens if sums else torch.zeros((), device=self.place.device)
-        finish_backward(self.deepspeed)
-        self._sum_replicated_gradients()
-        self.deepspeed.allreduce_gradients()
+        self._passes.complete_gradients()
         return share
 
     def step(self, lr: float) -> None:
@@ -127,7 +125,7 @@ class Engine:
                     return None
                 batches = self._prepare(part)
                 tokens += torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
-                sums += self._run_schedule(batches, None)
+                sums += self._passes.run(batches, None)
         finally:
             self.module.train(was_training)
         total = torch.stack(sums).sum() if sums else torch.zeros((), device=self.place.device)
@@ -142,7 +140,7 @@ class Engine:
         return total
 
     def answers_for(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether this rank counts and writes its ``parameter``: of several copies in the model one does.
+        """Whether this rank counts its ``parameter``: of several copies in the model one does.
 
         Parameters replicated over tp are tp rank 0's, a tied embedding is the first stage's.
         """
@@ -150,9 +148,13 @@ class Engine:
             return False
         return bool(getattr(parameter, "tensor_model_parallel", False)) or self.place.tp_rank == 0
 
+    def writes(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether this rank writes its optimizer state of ``parameter``: at ZeRO 0 every data-parallel rank has it all."""
+        return self.answers_for(parameter) and (self._zero_stage > 0 or self.place.dp_rank == 0)
+
     def count_parameters(self) -> int:
         """Parameters of the whole model as this layout holds it (vocabulary padding included); collective."""
-        held = [parameter.numel() for parameter in self.module.parameters() if self.answers_for(parameter)]
+        held = [shape.numel() for parameter, shape in self.shapes.items() if self.answers_for(parameter)]
         count = torch.tensor(sum(held), device=self.place.device)
         dist.all_reduce(count, group=parallel_state.get_model_parallel_group())
         return int(count)
@@ -163,62 +165,16 @@ class Engine:
             micro_batches = [batch.with_documents(self._eod_id) for batch in micro_batches]
         return [batch.to(self.place.device) for batch in micro_batches]
 
-    def _run_schedule(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | None) -> list[torch.Tensor]:
-        """One pass of Megatron's schedule, backward too if ``tokens``; loss sums per micro batch on the last stage."""
-        scale = None if tokens is None else self.place.dp_size / tokens  # DeepSpeed averages over data-parallel ranks
 
-        def forward_step(batches: Iterator[MicroBatch], module: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-            batch = next(batches)
-            output = module(
-                batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.documents
-            )
-
-            def loss(per_token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-                total = (per_token.float() * batch.loss_mask).sum()
-                # Three values: with two the schedule would divide by the number of micro batches.
-                return total if scale is None else total * scale, batch.loss_mask.sum().int(), total.detach().clone()
-
-            return output, loss
-
-        schedule = get_forward_backward_func()
-        results = schedule(
-            forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=self.module,
-            num_microbatches=len(batches),
-            seq_length=self._sequence_length,
-            micro_batch_size=self._micro_batch,
-            forward_only=tokens is None,
-        )
-        return list(results)
-
-    def _sum_replicated_gradients(self) -> None:
-        """Complete the gradients of parameters that several model-parallel ranks hold whole.
-
-        A parameter that each tp rank applies to its own tokens or heads has a partial sum there. A tied embedding has
-        one copy on the first and one on the last stage.
-        """
-        for parameter in self.module.parameters():
-            if parameter.partial_over_tp:  # type: ignore[attr-defined]
-                _all_reduce_gradient(parameter, parallel_state.get_tensor_model_parallel_group())
-        if (
-            self.module.share_embeddings_and_output_weights
-            and parallel_state.get_pipeline_model_parallel_world_size() > 1
-            and (self.module.pre_process or self.module.post_process)
-        ):
-            tied = self.module.shared_embedding_or_output_weight()  # type: ignore[operator]
-            _all_reduce_gradient(tied, parallel_state.get_embedding_group())
-
-
-def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, Any]:
-    """Parameter -> its ShardedTensor (or factory of several): where the local part lies in the global tensor."""
+def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, list[ShardedTensor]]:
+    """Parameter -> where its local part lies in global tensors, without data; a gated MLP's two halves are two."""
     metadata = {
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "non_homogeneous_layers": True,  # layers differ: the first holds the entry of the stream
     }
     parameters = {id(parameter): parameter for parameter in module.parameters()}
     templates = {
-        parameters[id(value.data)]: value
+        parameters[id(value.data)]: [piece.without_data() for piece in _pieces(value)]
         for value in module.sharded_state_dict(metadata=metadata).values()  # type: ignore[operator]
         if isinstance(value, (ShardedTensor, ShardedTensorFactory)) and id(value.data) in parameters
     }
@@ -227,7 +183,5 @@ def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, Any]
     return templates
 
 
-def _all_reduce_gradient(parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> None:
-    gradient = accumulated_gradient(parameter)
-    assert gradient is not None, "a replicated parameter took no part in the step"
-    dist.all_reduce(gradient, group=group)
+def _pieces(value: ShardedTensor | ShardedTensorFactory) -> list[ShardedTensor]:
+    return list(value.build()) if isinstance(value, ShardedTensorFactory) else [value]

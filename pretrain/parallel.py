@@ -113,4 +113,23 @@ class DeepSpeedMpu:
 
     def get_data_parallel_group_ranks(self) -> list[int]:
         """Global ranks of this process's data-parallel group."""
-        return dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
+        return dist.get_process_group_ranks(self.get_data_parallel_group())
+
+
+class AloneMpu(DeepSpeedMpu):
+    """Shows each rank a data-parallel group of its own, so that DeepSpeed divides nothing; collective."""
+
+    def __init__(self) -> None:
+        self._group, _ = dist.new_subgroups(group_size=1)
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        """This rank."""
+        return self._group
+
+    def get_data_parallel_world_size(self) -> int:
+        """One."""
+        return 1
+
+    def get_data_parallel_rank(self) -> int:
+        """Zero."""
+        return 0

@@ -19,6 +19,7 @@ from pretrain.rules.data import (
     vocabulary_fits_tokenizer,
 )
 from pretrain.rules.layout import (
+    divided_gradients_need_one_stage,
     ffn_divides_over_tp,
     global_batch_fits_data_parallel,
     heads_divide_over_tp,
@@ -69,6 +70,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     ffn_divides_over_tp,
     sequence_parallel_needs_tp,
     layers_divide_over_pp,
+    divided_gradients_need_one_stage,
     scheme_is_known,
     residual_settings_fit_the_scheme,
     residual_numbers_are_positive,

@@ -38,6 +38,14 @@ def layers_divide_over_pp(config: Config) -> str | None:
     return f"model.num_layers={layers} is not divisible by parallel.pp={pp}; change either" if layers % pp else None
 
 
+def divided_gradients_need_one_stage(config: Config) -> str | None:
+    """ZeRO 2 and 3 reduce gradients behind every micro batch, while a pipeline has several of them under way."""
+    stage, pp = config.zero.stage, config.parallel.pp
+    if stage >= 2 and pp > 1:
+        return f"zero.stage={stage} does not go with parallel.pp={pp}; set zero.stage=1 or parallel.pp=1"
+    return None
+
+
 def world_size_fits_model_parallel(config: Config, world_size: int) -> str | None:
     """Every process belongs to one tensor- and one pipeline-parallel group."""
     tp, pp = config.parallel.tp, config.parallel.pp

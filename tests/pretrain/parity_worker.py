@@ -1,21 +1,24 @@
-"""One rank of the parity test: ``OUT_FOLDER CASE`` with CASE ``layout`` or ``layout:variant``.
+"""One rank of the parity test: ``OUT_FOLDER CASE...`` with each CASE ``layout`` or ``layout:variant+variant...``.
 
-Trains for 20 steps and writes what must not depend on the layout, and what must.
+Trains each for 20 steps and writes what must not depend on the layout, and what must.
 """
 
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
 from megatron.core import parallel_state
 
-import pretrain.engine
+import pretrain.passes
 from megatron_ext.initialize import global_names
 from pretrain import parallel
-from pretrain.deepspeed_compat import owned_range
+from pretrain.deepspeed_compat import create_adam_state, owned_fragment, owned_range
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
 from pretrain.schedule import learning_rate
@@ -23,71 +26,109 @@ from tests.megatron_ext.small import GPT2
 from tests.pretrain import tiny
 
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
-    "": {},
     "tied": {"model": {"tie_embeddings": True}},
     "pre_norm": {"model": {"residual": {"scheme": "pre_norm"}}},
     "qk_norm": {"model": {"qk_norm": True, "z_loss": 0.01}},
     "gpt2": {"model": {**GPT2, "output_bias": "none"}},
     "recompute": {"model": {"recompute": "full"}},
-    "documents": {"data": {"separate_documents": True}, "model": {"qk_norm": True, "recompute": "full"}},
-    "documents_gpt2": {"data": {"separate_documents": True}, "model": {**GPT2, "output_bias": "none"}},
+    "documents": {"data": {"separate_documents": True}},
     "bf16": {"train": {"precision": "bf16"}},
-    "dropped_all_reduce": {},
+    **{f"zero{stage}": {"zero": {"stage": stage}} for stage in (0, 2, 3)},
+    "offload": {"zero": {"offload_optimizer": True}},
+}
+CHANGES_NOTHING = ("recompute", "zero0", "zero2", "zero3", "offload")
+"""Variants whose results are those of a run without them."""
+
+MUTATIONS: dict[str, Callable[[], Any]] = {
+    "dropped_all_reduce": lambda: patch.object(pretrain.passes, "_all_reduce_gradient", lambda parameter, group: None),
 }
 
 
 def main() -> None:
-    folder, case = Path(sys.argv[1]), sys.argv[2]
-    layout, _, variant = case.partition(":")
-    if variant == "dropped_all_reduce":
-        pretrain.engine._all_reduce_gradient = lambda parameter, group: None
-    result = run(layout, variant)
-    if dist.get_rank() == 0:
-        torch.save(result, folder / f"{case}.pt")
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    parallel.start(read_launch(), tiny.LAYOUTS["one"], seed=0)
+    for case in sys.argv[2:]:
+        layout, _, variants = case.partition(":")
+        names = [name for name in variants.split("+") if name]
+        mutations = [MUTATIONS[name]() for name in names if name in MUTATIONS]
+        for mutation in mutations:
+            mutation.start()
+        result = run(layout, [name for name in names if name not in MUTATIONS])
+        for mutation in mutations:
+            mutation.stop()
+        if dist.get_rank() == 0:
+            torch.save(result, folder / f"{case}.pt")
     parallel.stop()
 
 
-def run(layout: str, variant: str) -> dict[str, Any]:
-    config = tiny.config(layout, **VARIANTS[variant])
-    place = parallel.start(read_launch(), config.parallel, config.train.seed)
+def settings(variants: list[str]) -> dict[str, dict[str, Any]]:
+    sections: dict[str, dict[str, Any]] = {}
+    for variant in variants:
+        for section, values in VARIANTS[variant].items():
+            sections[section] = sections.get(section, {}) | values
+    return sections
+
+
+def run(layout: str, variants: list[str]) -> dict[str, Any]:
+    parallel.dissolve()
+    config = tiny.config(layout, **settings(variants))
+    place = parallel.arrange(torch.device("cpu"), config.parallel, config.train.seed)
     documents = config.data.separate_documents
     engine = Engine(config, config.model, tiny.TOKEN_COUNTS, place, tiny.EOD if documents else None)
-    ends_below = 40 if documents else 0
-    losses, norms, gradients = [], [], {}
+    batches = functools.partial(
+        tiny.micro_batches, dp_rank=place.dp_rank, dp_size=place.dp_size, ends_below=40 if documents else 0
+    )
+    result: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(config.train.steps):
-        share = engine.forward_backward(tiny.micro_batches(step, place.dp_rank, place.dp_size, ends_below))
+        share = engine.forward_backward(batches(step))
         if step == 0:
-            gradients = full_gradients(engine)
+            result["gradients"] = full_gradients(engine)
         engine.step(learning_rate(step, config.train.steps, config.optimizer))
-        losses.append(float(engine.sum_shares(share)))
-        norms.append(float(engine.grad_norm()))
-    held_out = engine.evaluate(tiny.micro_batches(1000, place.dp_rank, place.dp_size, ends_below))
+        result["losses"].append(float(engine.sum_shares(share)))
+        result["norms"].append(float(engine.grad_norm()))
+    result["validation"] = engine.evaluate(batches(1000))
+    result["weights"] = full_weights(engine)
     mine = {
-        "shapes": {name: tuple(p.shape) for name, p in global_names(engine.module).items()},
+        "shapes": {name: tuple(engine.shapes[p]) for name, p in global_names(engine.module).items()},
         "owned": {name: owned_range(p) for name, p in global_names(engine.module).items()},
         "place": (place.tp_rank, place.pp_rank, place.dp_rank),
     }
-    ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(ranks, mine)
-    return {"losses": losses, "norms": norms, "gradients": gradients, "validation": held_out, "ranks": ranks}
+    return result | {"ranks": from_all(mine)}
 
 
 def full_gradients(engine: Engine) -> dict[str, torch.Tensor]:
     """Every parameter's whole gradient by global name, padding rows cut off; the same on all ranks."""
-    mine = {}
+    return whole({name: safe_get_full_grad(p).float() for name, p in global_names(engine.module).items()}, engine)
+
+
+def full_weights(engine: Engine) -> dict[str, torch.Tensor]:
+    """Every parameter's whole fp32 weight by global name, put together from what the ranks own; the same on all."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    create_adam_state(engine.deepspeed)
+    found = {}
     for name, parameter in global_names(engine.module).items():
-        gradient = safe_get_full_grad(parameter)
-        assert gradient is not None, name
-        gradient = gradient.float()
+        local = torch.empty(engine.shapes[parameter])
+        owned = owned_range(parameter)
+        for piece in from_all((owned, owned and owned_fragment(parameter, "fp32").clone()), group):
+            if piece[0]:
+                local.view(-1)[slice(*piece[0])] = piece[1]
+        found[name] = local
+    return whole(found, engine)
+
+
+def whole(mine: dict[str, torch.Tensor], engine: Engine) -> dict[str, torch.Tensor]:
+    """Tensors of all ranks by global name, put together over the tensor-parallel ranks."""
+    parameters = global_names(engine.module)
+    for name, tensor in mine.items():
+        parameter = parameters[name]
         if getattr(parameter, "tensor_model_parallel", False):
-            gradient = gather(gradient, parameter.partition_dim, parameter.partition_stride)
-        if name.startswith(("embedding.", "output_layer.")):
-            assert not gradient[tiny.VOCAB :].any(), f"{name}: the padding has a gradient"
-            gradient = gradient[: tiny.VOCAB]
-        mine[name] = gradient.clone()
-    stages: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(stages, mine)
-    return {name: gradient for stage in stages for name, gradient in stage.items()}
+            tensor = gather(tensor, parameter.partition_dim, parameter.partition_stride)
+        if name.startswith(("embedding.word", "output_layer.")):
+            assert not tensor[tiny.VOCAB :].any(), f"{name}: the padding is not zero"
+            tensor = tensor[: tiny.VOCAB]
+        mine[name] = tensor.clone()
+    return {name: tensor for stage in from_all(mine) for name, tensor in stage.items()}
 
 
 def gather(local: torch.Tensor, dimension: int, stride: int) -> torch.Tensor:
@@ -96,6 +137,12 @@ def gather(local: torch.Tensor, dimension: int, stride: int) -> torch.Tensor:
     dist.all_gather(parts, local.contiguous(), group=group)
     blocks = [part.chunk(stride, dimension) for part in parts]
     return torch.cat([torch.cat([b[i] for b in blocks], dimension) for i in range(stride)], dimension)
+
+
+def from_all(value: Any, group: dist.ProcessGroup | None = None) -> list[Any]:
+    values: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(values, value, group)
+    return values
 
 
 if __name__ == "__main__":

@@ -55,6 +55,12 @@ BROKEN_SETTINGS = [
         "model.sequence_length=255 is not divisible by parallel.tp=2",
     ),
     ("layers_divide_over_pp", ["parallel.pp=3"], "model.num_layers=4 is not divisible by parallel.pp=3"),
+    (
+        "divided_gradients_need_one_stage",
+        ["zero.stage=2", "parallel.pp=2"],
+        "zero.stage=2 does not go with parallel.pp=2; set zero.stage=1 or parallel.pp=1",
+    ),
+    ("divided_gradients_need_one_stage", ["zero.stage=3", "parallel.pp=4"], "zero.stage=3 does not go with"),
     ("scheme_is_known", ["model.residual.scheme=geonrm"], "did you mean geonorm?"),
     (
         "residual_settings_fit_the_scheme",
