@@ -18,6 +18,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cuda" if torch.cuda.is_available() else
 
 from pretrain.config import OptimizerSettings, ZeroSettings
 from pretrain.errors import UserError
+from pretrain.zero import GATHERED, REDUCE_BUCKET
 
 try:
     import deepspeed
@@ -30,9 +31,6 @@ from deepspeed.utils import logger as deepspeed_logger
 deepspeed_logger.setLevel(logging.WARNING)
 
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
-
-REDUCE_BUCKET = 50_000_000
-"""Elements of the buffers through which ZeRO reduces gradients; DeepSpeed's default, ten times as many, takes 2 GB."""
 
 
 def _largest_vector(module: torch.nn.Module) -> int:
@@ -108,6 +106,8 @@ def initialize_zero(
             "overlap_comm": False,
             "contiguous_gradients": True,
             "reduce_bucket_size": min(held, REDUCE_BUCKET),
+            "stage3_max_live_parameters": GATHERED,
+            "stage3_max_reuse_distance": GATHERED,
             "stage3_param_persistence_threshold": _largest_vector(module),
         },
         "zero_allow_untested_optimizer": True,

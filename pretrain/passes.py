@@ -17,7 +17,8 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from pretrain.config import Config
 from pretrain.data.batch import MicroBatch
-from pretrain.deepspeed_compat import REDUCE_BUCKET, accumulated_gradient, finish_backward, forget_skipped_step
+from pretrain.deepspeed_compat import accumulated_gradient, finish_backward, forget_skipped_step
+from pretrain.zero import REDUCE_BUCKET
 
 
 class Passes(Protocol):

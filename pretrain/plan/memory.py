@@ -6,6 +6,7 @@ import torch
 
 from megatron_ext.memory import StageParts
 from pretrain.config import Config
+from pretrain.zero import GATHERED, REDUCE_BUCKET
 
 RUNTIME_BYTES = 2 * 2**30
 """CUDA's context, NCCL's channels, kernels and their workspaces: an assumption."""
@@ -13,8 +14,8 @@ RUNTIME_BYTES = 2 * 2**30
 USABLE = 0.92
 """Share of a GPU that tensors can fill; the rest is lost between blocks of the allocator: an assumption."""
 
-_REDUCE_BUCKET = 500_000_000
-"""Elements up to which DeepSpeed 0.19.8 copies several gradient buffers into one to reduce it."""
+_COPIED = 500_000_000
+"""Elements up to which DeepSpeed 0.19.8 copies several gradient buffers into one to reduce it, in bf16 at ZeRO 0 and 1."""
 
 ZERO_DIVIDES = {"optimizer": 1, "gradients": 2, "weights": 3}
 """The ZeRO stage from which a kind is divided over the data-parallel ranks (arXiv 1910.02054)."""
@@ -44,10 +45,11 @@ class Memory:
     Attributes:
         weights: in the training precision.
         gradients: fp32.
-        optimizer: fp32 masters and both moments of AdamW.
+        optimizer: fp32 masters and both moments of AdamW; 0 where they are in host memory.
         activations: kept for backward passes, over the micro batches in flight.
         work: at the most beyond them: logits and loss, or one layer (with recomputation all that it recomputes).
-        buffers: pipeline messages; or, at the step, when no activations are there, DeepSpeed's copy of the gradients.
+        buffers: pipeline messages and what ZeRO 2 and 3 reduce and gather in; or, at the step, when no activations are
+            there, DeepSpeed's copy of the gradients.
         runtime: :data:`RUNTIME_BYTES`.
     """
 
@@ -112,10 +114,11 @@ def rank_memory(config: Config, parts: StageParts, dp: int, pp_rank: int) -> Mem
     saved = stage.layers * parts.layer_saved + (parts.embedding_saved if pp_rank == 0 else 0)
     activations = stage.in_flight * saved
     work = max(parts.layer_work, parts.head_work) if stage.is_last else parts.layer_work
-    buffers = _pipeline_bytes(config, stage)
+    if config.zero.offload_optimizer:
+        optimizer = 0
+    buffers = _pipeline_bytes(config, stage) + _zero_bytes(config, held)
     # The step comes after the last backward pass: the larger of both needs counts.
-    copy = 4 * held if held <= _REDUCE_BUCKET and dp > 1 else 0
-    buffers += max(0, copy - activations - work - buffers)
+    buffers += max(0, _bytes_at_the_step(config, held, dp) - activations - work - buffers)
     return Memory(weights, gradients, optimizer, activations, work, buffers)
 
 
@@ -128,6 +131,24 @@ def fullest(config: Config, parts: StageParts, dp: int) -> tuple[int, Memory]:
 def dtype_of(config: Config) -> torch.dtype:
     """Of weights and stream."""
     return torch.bfloat16 if config.train.precision == "bf16" else torch.float32
+
+
+def _zero_bytes(config: Config, held: int) -> int:
+    """Buffers that ZeRO 2 and 3 reduce gradients in, as they come and in fp32, and the weights that ZeRO-3 gathers."""
+    stage, size = config.zero.stage, dtype_of(config).itemsize
+    if stage < 2:
+        return 0
+    reduced = min(held, REDUCE_BUCKET) * (4 if size == 4 else size + 4)
+    return reduced + (min(held, GATHERED) * size if stage == 3 else 0)
+
+
+def _bytes_at_the_step(config: Config, held: int, dp: int) -> int:
+    """What DeepSpeed makes at the end of a step for ZeRO 0 and 1, beyond gradients and optimizer state."""
+    if config.zero.stage >= 2:
+        return 0
+    if dtype_of(config).itemsize == 4 or config.zero.offload_optimizer:
+        return 4 * (min(held, REDUCE_BUCKET) + held // (dp if config.zero.stage else 1))
+    return 4 * held if held <= _COPIED and dp > 1 else 0
 
 
 def _pipeline_bytes(config: Config, stage: Stage) -> int:

@@ -41,7 +41,7 @@ def _memory(plan: Plan) -> list[str]:
     kinds = [
         ("weights", memory.weights, config.train.precision),
         ("gradients", memory.gradients, "fp32"),
-        ("optimizer", memory.optimizer, f"fp32 masters and AdamW's moments over {plan.dp} data-parallel ranks"),
+        ("optimizer", memory.optimizer, _whereabouts(plan)),
         ("activations", memory.activations, "kept for the backward pass"),
         ("at work", memory.work, "logits and loss, or one layer, whichever is more"),
         ("buffers", memory.buffers, "pipeline messages, DeepSpeed's copy of the gradients"),
@@ -55,6 +55,13 @@ def _memory(plan: Plan) -> list[str]:
         f"  {'total':<12} {memory.total / 2**30:8.2f}   {'fits' if plan.fits else 'DOES NOT FIT'}: "
         f"{usable:.1f} of {plan.machines.gpu.memory_gib:g} GiB are usable",
     ]
+
+
+def _whereabouts(plan: Plan) -> str:
+    if plan.config.zero.offload_optimizer:
+        return "fp32 masters and AdamW's moments are in host memory"
+    whole = "whole on every rank" if plan.config.zero.stage == 0 else f"over {plan.dp} data-parallel ranks"
+    return f"fp32 masters and AdamW's moments {whole}"
 
 
 def _time(plan: Plan) -> list[str]:

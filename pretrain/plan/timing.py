@@ -81,9 +81,21 @@ def _tensor_seconds(config: Config, gpu: Gpu) -> float:
 
 
 def _data_seconds(config: Config, parts: StageParts, dp: int, gpu: Gpu) -> float:
-    """An all-reduce of the fp32 gradients and an all-gather of the weights, of the stage that holds most."""
+    """Reducing the fp32 gradients and gathering the weights of the pipeline stage that holds most.
+
+    ZeRO 2 and 3 reduce behind every micro batch, and 3 gathers in front of every pass.
+    """
     held = max(parameters_held(config, parts, stage_of(config, dp, rank)) for rank in range(config.parallel.pp))
-    sent = (dp - 1) / dp * held * (2 * 4 + dtype_of(config).itemsize)
+    micro_batches = config.train.global_batch // (config.train.micro_batch * dp)
+    passes = 3 if config.model.recompute == "full" else 2
+    size = dtype_of(config).itemsize
+    an_element = {
+        0: 2 * 4,
+        1: 2 * 4 + size,
+        2: micro_batches * 2 * 4 + size,
+        3: micro_batches * (4 + passes * size),
+    }
+    sent = (dp - 1) / dp * held * an_element[config.zero.stage]
     return sent / _ring_speed(gpu, dp, config.parallel.tp)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from megatron_ext import scheme_of
 from pretrain.plan.layouts import Layout, Machines
-from pretrain.plan.memory import USABLE
+from pretrain.plan.memory import USABLE, dtype_of
 from pretrain.plan.timing import bubble_share
 from pretrain.recipe import advice, recipe_lr
 
@@ -61,6 +61,18 @@ def precision_is_the_tables(layout: Layout, machines: Machines) -> str | None:
     return "train.precision=fp32: the times are bf16's; fp32 takes several times as long"
 
 
+def the_update_is_on_the_gpu(layout: Layout, machines: Machines) -> str | None:
+    """The step's time counts what a GPU does."""
+    config = layout.config
+    if not config.zero.offload_optimizer:
+        return None
+    dp = machines.gpus // (config.parallel.tp * config.parallel.pp)
+    held = layout.memory.weights / dtype_of(config).itemsize * (dp if config.zero.stage == 3 else 1)
+    # Masters, both moments and the gradient, in fp32.
+    host = 16 * held / (dp if config.zero.stage else 1) / 2**30
+    return f"zero.offload_optimizer=true: the times leave out the update in host memory, {host:.1f} GiB of it a rank"
+
+
 def lr_is_near_the_recipe(layout: Layout, machines: Machines) -> str | None:
     """The learning rate is about what the recipe gives this scheme and width."""
     config = layout.config
@@ -82,6 +94,7 @@ WARNINGS: Sequence[Warning_] = (
     batch_feeds_the_gpus,
     tp_stays_within_a_node,
     precision_is_the_tables,
+    the_update_is_on_the_gpu,
     lr_is_near_the_recipe,
 )
 
