@@ -58,7 +58,7 @@ class GeometryProbe:
     (about 2e-3 rad for bf16) are rounding.
 
     Args:
-        model: a stage whose layers come from :func:`megatron_ext.residual_block_spec`.
+        model: a stage whose layers come from :func:`megatron_ext.residual_block_spec`, or an nn.ModuleList of several.
 
     Raises:
         ValueError: the model has no such layer.
@@ -68,7 +68,7 @@ class GeometryProbe:
         self.residuals = [module for module in model.modules() if isinstance(module, Residual)]
         if not self.residuals:
             raise ValueError("the model has no layer that can be observed; build it from residual_block_spec")
-        config: Any = model.config
+        config: Any = (model[0] if isinstance(model, nn.ModuleList) else model).config
         self.shape: tuple[int, int] = (config.num_layers, config.hidden_size)
         self._totals: _Totals | None = None
 

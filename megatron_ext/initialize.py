@@ -38,7 +38,10 @@ def global_names(model: Any) -> dict[str, nn.Parameter]:
     """This stage's parameters by the name that they would have in an undivided model.
 
     Layers are numbered over the whole network, and the last stage's copy of a tied embedding has the embedding's name.
+    An nn.ModuleList holds several virtual stages.
     """
+    if isinstance(model, nn.ModuleList):
+        return {name: parameter for stage in model for name, parameter in global_names(stage).items()}
     prefix = "decoder.layers."
     names = {}
     for name, parameter in model.named_parameters():

@@ -26,6 +26,8 @@ _ACTIVATIONS: dict[str, dict[str, Any]] = {
 }
 _POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 _SHARED_BY_HEADS = (".q_layernorm.", ".k_layernorm.")
+# With Megatron-core's defaults two stages would silently mix up their messages.
+_INTERLEAVED: dict[str, Any] = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
@@ -107,7 +109,7 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
     _require_divisible("model.num_attention_heads", model.num_attention_heads, "model.num_query_groups", groups)
     _require_divisible("model.num_query_groups", groups, "parallel.tp", parallel.tp)
     _require_divisible("model.ffn_hidden_size", model.ffn_hidden_size, "parallel.tp", parallel.tp)
-    _require_divisible("model.num_layers", model.num_layers, "parallel.pp", parallel.pp)
+    _require_divisible("model.num_layers", model.num_layers, "parallel.pp * parallel.vpp", parallel.pp * parallel.vpp)
     return TransformerConfig(
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
@@ -132,6 +134,7 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
         init_method=_leave_uninitialised,
         output_layer_init_method=_leave_uninitialised,
         embedding_init_method=_leave_uninitialised,
+        **(_INTERLEAVED | {"virtual_pipeline_model_parallel_size": parallel.vpp} if parallel.vpp > 1 else {}),
         **_ACTIVATIONS[model.activation],
         **_RECOMPUTE[model.recompute],
     )
@@ -145,6 +148,7 @@ def build_model(
     device: torch.device | str,
     seed: int,
     token_counts: Sequence[int] | None,
+    vp_stage: int | None = None,
 ) -> nn.Module:
     """Build this process's pipeline stage; Megatron-core's parallel_state must be initialised.
 
@@ -159,6 +163,7 @@ def build_model(
         seed: of the initial weights, which depend on it and on the parameters' global names alone.
         token_counts: occurrences of each token in the training data, needed by `output_bias: unigram` (except on
             "meta"); tokens beyond them count as never seen.
+        vp_stage: with `parallel.vpp` above 1, which of the process's virtual stages, from 0.
 
     Returns:
         A GPTModel: (tokens [batch, sequence], position_ids [batch, sequence], None, labels=[batch, sequence]) gives the
@@ -178,7 +183,7 @@ def build_model(
         raise ValueError("model.output_bias is 'unigram': give token_counts, or choose 'learned' or 'none'")
     config = transformer_config(model, parallel, dtype)
     with torch.device(device):
-        stage = _stage(model, config, model.vocab_size)
+        stage = _stage(model, config, model.vocab_size, vp_stage)
     if not on_meta:
         how = Initialization(
             seed=seed,
@@ -196,15 +201,18 @@ def _matrix_std(model: ModelSettings, config: TransformerConfig) -> Callable[[st
     return lambda name, shape: scheme.initial_std(Matrix(name, shape, model.init_std, config, settings))
 
 
-def _stage(model: ModelSettings, config: TransformerConfig, vocab_size: int) -> ResidualGPTModel:
+def _stage(
+    model: ModelSettings, config: TransformerConfig, vocab_size: int, vp_stage: int | None
+) -> ResidualGPTModel:
     """This pipeline stage, with whatever happens to be in its parameters."""
     return ResidualGPTModel(
         config=config,
-        transformer_layer_spec=residual_block_spec(config, model.residual),
+        transformer_layer_spec=residual_block_spec(config, model.residual, vp_stage=vp_stage),
         vocab_size=padded_vocab_size(vocab_size, config.tensor_model_parallel_size),
         max_sequence_length=model.sequence_length,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage),
+        vp_stage=vp_stage,
         share_embeddings_and_output_weights=model.tie_embeddings,
         position_embedding_type=_POSITIONS[model.positions],
         rotary_base=model.rope_base,

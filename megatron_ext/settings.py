@@ -119,6 +119,8 @@ class ParallelSettings:
         tp: tensor parallel size.
         sp: sequence parallelism over the tensor-parallel group.
         pp: pipeline parallel size.
+        vpp: virtual pipeline stages of a rank: it holds so many separate groups of layers, which shortens the wait at
+            the ends of a step to 1/vpp for as much more communication (interleaved schedule, arXiv 2104.04473).
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
@@ -126,3 +128,9 @@ class ParallelSettings:
     tp: int = 1
     sp: bool = False
     pp: int = 1
+    vpp: int = 1
+
+    @property
+    def ranks_of_a_replica(self) -> int:
+        """Processes that hold one copy of the model."""
+        return self.tp * self.pp

@@ -26,7 +26,8 @@ class Engine:
     """The model of this process and its optimizer.
 
     Attributes:
-        module: this pipeline stage's model.
+        chunks: this pipeline stage's models, one for each of its virtual stages.
+        module: the only one, or an nn.ModuleList of them.
         templates: parameter -> its place in the global tensors, for checkpoints; taken before ZeRO flattens them.
         shapes: parameter -> shape of its local part, which ZeRO-3 takes from the parameter itself.
         deepspeed: DeepSpeed's engine.
@@ -48,15 +49,23 @@ class Engine:
         self._zero_stage = config.zero.stage
         self._dropout, self._seed = model.dropout, config.train.seed
         bf16 = config.train.precision == "bf16"
-        self.module = build_model(
-            model,
-            config.parallel,
-            dtype=torch.bfloat16 if bf16 else torch.float32,
-            device=place.device,
-            seed=config.train.seed,
-            token_counts=token_counts,
-        )
-        self.templates = sharding_templates(self.module)
+        vpp = config.parallel.vpp
+        self.chunks = [
+            build_model(
+                model,
+                config.parallel,
+                dtype=torch.bfloat16 if bf16 else torch.float32,
+                device=place.device,
+                seed=config.train.seed,
+                token_counts=token_counts,
+                vp_stage=vp_stage if vpp > 1 else None,
+            )
+            for vp_stage in range(vpp)
+        ]
+        self.module = self.chunks[0] if vpp == 1 else torch.nn.ModuleList(self.chunks)
+        self.templates = {
+            parameter: pieces for chunk in self.chunks for parameter, pieces in sharding_templates(chunk).items()
+        }
         self.shapes = {parameter: parameter.shape for parameter in self.module.parameters()}
         for parameter in self.module.parameters():
             if getattr(parameter, "shared", False):
@@ -69,7 +78,7 @@ class Engine:
             batch=config.train.global_batch // place.dp_size,
             bf16=bf16,
         )
-        self._passes = PASSES[config.zero.stage](self.module, self.deepspeed, config)
+        self._passes = PASSES[config.zero.stage](self.chunks, self.deepspeed, config)
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], step: int = 0) -> torch.Tensor:
         """Accumulate a step's gradients.

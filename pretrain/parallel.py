@@ -61,7 +61,7 @@ def start(launch: Launch, parallel: ParallelSettings, seed: int, timeout_minutes
 def arrange(device: torch.device, parallel: ParallelSettings, seed: int) -> Place:
     """Lay Megatron's groups over the running world. May be called again after :func:`dissolve`."""
     install_cpu_support()
-    parallel_state.initialize_model_parallel(parallel.tp, parallel.pp)
+    parallel_state.initialize_model_parallel(parallel.tp, parallel.pp, parallel.vpp if parallel.vpp > 1 else None)
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return Place(
         device=device,

@@ -5,6 +5,7 @@ batch; ZeRO 2 and 3 reduce and divide them behind every micro batch, so DeepSpee
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
@@ -38,8 +39,9 @@ class Passes(Protocol):
 class SchedulePasses:
     """Megatron's schedule, on any number of pipeline stages; for ZeRO 1."""
 
-    def __init__(self, module: nn.Module, deepspeed: Any, config: Config) -> None:
-        self._module, self._deepspeed = module, deepspeed
+    def __init__(self, chunks: Sequence[nn.Module], deepspeed: Any, config: Config) -> None:
+        self._chunks, self._deepspeed = list(chunks), deepspeed
+        self._round = config.parallel.pp if len(chunks) > 1 else 1
         self._sequence_length, self._micro_batch = config.model.sequence_length, config.train.micro_batch
 
     def run(self, batches: Sequence[MicroBatch], scale: Tensor | None) -> list[Tensor]:
@@ -51,11 +53,13 @@ class SchedulePasses:
             batch = next(batches)
             return _apply(module, batch), partial(_loss_of_schedule, batch, scale)
 
+        # The interleaved schedule takes full rounds only, which evaluation may not have.
+        rounds = [*batches, *[_masked(batches[-1])] * (-len(batches) % self._round)]
         results = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=self._module,
-            num_microbatches=len(batches),
+            data_iterator=[iter(rounds) for _ in self._chunks],
+            model=self._chunks,
+            num_microbatches=len(rounds),
             seq_length=self._sequence_length,
             micro_batch_size=self._micro_batch,
             forward_only=scale is None,
@@ -65,7 +69,7 @@ class SchedulePasses:
     def complete_gradients(self) -> None:
         """See :class:`Passes`."""
         finish_backward(self._deepspeed)
-        sum_replicated_gradients(self._module)
+        sum_replicated_gradients(self._chunks)
         self._deepspeed.allreduce_gradients()
 
 
@@ -75,8 +79,8 @@ class UndividedPasses(SchedulePasses):
     def complete_gradients(self) -> None:
         """See :class:`Passes`."""
         finish_backward(self._deepspeed)
-        sum_replicated_gradients(self._module)
-        gradients = [accumulated_gradient(parameter) for parameter in self._module.parameters()]
+        sum_replicated_gradients(self._chunks)
+        gradients = [accumulated_gradient(parameter) for chunk in self._chunks for parameter in chunk.parameters()]
         average_gradients([gradient for gradient in gradients if gradient is not None])
         self._deepspeed.allreduce_gradients()
 
@@ -84,9 +88,10 @@ class UndividedPasses(SchedulePasses):
 class DividedPasses:
     """DeepSpeed's engine, on one pipeline stage; for ZeRO 2 and 3."""
 
-    def __init__(self, module: nn.Module, deepspeed: Any, config: Config) -> None:
+    def __init__(self, chunks: Sequence[nn.Module], deepspeed: Any, config: Config) -> None:
         self._deepspeed = deepspeed
-        for parameter in module.parameters():
+        (chunk,) = chunks
+        for parameter in chunk.parameters():
             if parameter.partial_over_tp:  # type: ignore[attr-defined]
                 parameter.register_hook(_summed_over_tp)
 
@@ -109,7 +114,7 @@ class DividedPasses:
         """Nothing is left to do."""
 
 
-PASSES: dict[int, Callable[[nn.Module, Any, Config], Passes]] = {
+PASSES: dict[int, Callable[[Sequence[nn.Module], Any, Config], Passes]] = {
     0: UndividedPasses,
     1: SchedulePasses,
     2: DividedPasses,
@@ -136,21 +141,26 @@ def _loss_of_schedule(batch: MicroBatch, scale: Tensor | None, per_token: Tensor
     return total if scale is None else total * scale, batch.loss_mask.sum().int(), total.detach().clone()
 
 
-def sum_replicated_gradients(module: Any) -> None:
+def _masked(batch: MicroBatch) -> MicroBatch:
+    return replace(batch, loss_mask=torch.zeros_like(batch.loss_mask))
+
+
+def sum_replicated_gradients(chunks: Sequence[Any]) -> None:
     """Complete the gradients of parameters that several model-parallel ranks hold whole.
 
     A parameter that each tp rank applies to its own tokens or heads has a partial sum there. A tied embedding has one
     copy on the first and one on the last stage.
     """
-    for parameter in module.parameters():
-        if parameter.partial_over_tp:
-            _all_reduce_gradient(parameter, parallel_state.get_tensor_model_parallel_group())
-    if (
-        module.share_embeddings_and_output_weights
-        and parallel_state.get_pipeline_model_parallel_world_size() > 1
-        and (module.pre_process or module.post_process)
-    ):
-        _all_reduce_gradient(module.shared_embedding_or_output_weight(), parallel_state.get_embedding_group())
+    for chunk in chunks:
+        for parameter in chunk.parameters():
+            if parameter.partial_over_tp:
+                _all_reduce_gradient(parameter, parallel_state.get_tensor_model_parallel_group())
+        if (
+            chunk.share_embeddings_and_output_weights
+            and parallel_state.get_pipeline_model_parallel_world_size() > 1
+            and (chunk.pre_process or chunk.post_process)
+        ):
+            _all_reduce_gradient(chunk.shared_embedding_or_output_weight(), parallel_state.get_embedding_group())
 
 
 def _all_reduce_gradient(parameter: nn.Parameter, group: dist.ProcessGroup) -> None:

@@ -28,13 +28,14 @@ class Stage:
     Attributes:
         pp_rank: from 0.
         layers: that it holds.
-        in_flight: micro batches whose activations it holds at once, under 1F1B (arXiv 2104.04473).
+        in_flight: micro batches whose activations it holds at once, under 1F1B (arXiv 2104.04473); with virtual stages,
+            of which it holds more, a multiple of 1/vpp.
         is_last: whether it has the head.
     """
 
     pp_rank: int
     layers: int
-    in_flight: int
+    in_flight: float
     is_last: bool
 
 
@@ -70,9 +71,12 @@ class Memory:
 
 def stage_of(config: Config, dp: int, pp_rank: int) -> Stage:
     """What a pipeline rank holds."""
-    pp = config.parallel.pp
+    pp, vpp = config.parallel.pp, config.parallel.vpp
     micro_batches = config.train.global_batch // (config.train.micro_batch * dp)
-    return Stage(pp_rank, config.model.num_layers // pp, min(pp - pp_rank, micro_batches), pp_rank == pp - 1)
+    in_flight = float(pp - pp_rank)
+    if vpp > 1:
+        in_flight = (2 * (pp - pp_rank - 1) + (vpp - 1) * pp + 1) / vpp
+    return Stage(pp_rank, config.model.num_layers // pp, min(in_flight, micro_batches), pp_rank == pp - 1)
 
 
 def parameters_held(config: Config, parts: StageParts, stage: Stage) -> int:
@@ -112,7 +116,7 @@ def rank_memory(config: Config, parts: StageParts, dp: int, pp_rank: int) -> Mem
     held = parameters_held(config, parts, stage)
     weights, gradients, optimizer = persistent_bytes(held, dp, config.zero.stage, config.train.precision)
     saved = stage.layers * parts.layer_saved + (parts.embedding_saved if pp_rank == 0 else 0)
-    activations = stage.in_flight * saved
+    activations = round(stage.in_flight * saved)
     work = max(parts.layer_work, parts.head_work) if stage.is_last else parts.layer_work
     if config.zero.offload_optimizer:
         optimizer = 0
@@ -157,4 +161,5 @@ def _pipeline_bytes(config: Config, stage: Stage) -> int:
     if parallel.pp == 1:
         return 0
     tokens = config.train.micro_batch * model.sequence_length // (parallel.tp if parallel.sp else 1)
-    return (stage.in_flight + 2) * tokens * model.hidden_size * dtype_of(config).itemsize
+    # Each virtual stage sends onward too.
+    return round((stage.in_flight * parallel.vpp + 2) * tokens * model.hidden_size * dtype_of(config).itemsize)

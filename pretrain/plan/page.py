@@ -30,8 +30,8 @@ def _head(plan: Plan) -> list[str]:
     return [
         f"{config.model.residual.scheme}, {plan.parameters:,} parameters, vocabulary {plan.vocab_size:,}; "
         f"{ranks} parameters on a rank",
-        f"on {machines.gpus} x {machines.gpu.name}: tp {layout.tp}{' with sp' if layout.sp else ''} x pp {layout.pp} "
-        f"x dp {plan.dp}, ZeRO-{config.zero.stage}, {config.train.precision}, "
+        f"on {machines.gpus} x {machines.gpu.name}: tp {layout.tp}{' with sp' if layout.sp else ''} x pp {layout.pp}"
+        f"{f' x vpp {layout.vpp}' if layout.vpp > 1 else ''} x dp {plan.dp}, ZeRO-{config.zero.stage}, {config.train.precision}, "
         f"recompute {config.model.recompute}, {micro} micro batches of {config.train.micro_batch} a rank and step",
     ]
 

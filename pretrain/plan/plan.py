@@ -64,6 +64,7 @@ class Plan:
             "tp": self.config.parallel.tp,
             "sp": self.config.parallel.sp,
             "pp": self.config.parallel.pp,
+            "vpp": self.config.parallel.vpp,
             "dp": self.dp,
             "vocab_size": self.vocab_size,
             "parameters": self.parameters,

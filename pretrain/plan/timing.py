@@ -37,9 +37,10 @@ class StepTime:
 
 
 def bubble_share(config: Config, dp: int) -> float:
-    """Share of a step's time that a pipeline stage waits, (pp - 1) / (m + pp - 1) (arXiv 2104.04473)."""
+    """Share of a step's time that a pipeline stage waits, w / (m + w), w = (pp - 1) / vpp (arXiv 2104.04473)."""
     micro_batches = config.train.global_batch // (config.train.micro_batch * dp)
-    return (config.parallel.pp - 1) / (micro_batches + config.parallel.pp - 1)
+    waited = (config.parallel.pp - 1) / config.parallel.vpp
+    return waited / (micro_batches + waited)
 
 
 def step_flops(config: Config, vocab_size: int) -> int:
@@ -51,7 +52,7 @@ def step_flops(config: Config, vocab_size: int) -> int:
 def step_time(config: Config, parts: StageParts, vocab_size: int, gpus: int, gpu: Gpu, mfu: float) -> StepTime:
     """Time of a step where `mfu` of the peak is reached while a GPU computes."""
     parallel, train = config.parallel, config.train
-    dp = gpus // (parallel.tp * parallel.pp)
+    dp = gpus // parallel.ranks_of_a_replica
     micro_batches = train.global_batch // (train.micro_batch * dp)
     flops = flops_per_token(dataclasses.replace(config.model, vocab_size=vocab_size))
     rate = gpu.bf16_tflops * 1e12 * mfu
@@ -62,8 +63,9 @@ def step_time(config: Config, parts: StageParts, vocab_size: int, gpus: int, gpu
     pace = (layers + again) / parallel.pp + head
     model = micro_batches * (layers + head) / parallel.pp
     recompute = micro_batches * again / parallel.pp
-    bubble = (micro_batches + parallel.pp - 1) * pace - model - recompute
-    tensor = _tensor_seconds(config, gpu) * (micro_batches + parallel.pp - 1)
+    slots = micro_batches + (parallel.pp - 1) / parallel.vpp
+    bubble = slots * pace - model - recompute
+    tensor = _tensor_seconds(config, gpu) * slots
     data = _data_seconds(config, parts, dp, gpu)
     total = model + recompute + bubble + tensor + data
     return StepTime(model, recompute, bubble, tensor, data, mfu * model / total)

@@ -26,7 +26,7 @@ def fits(layout: Layout, machines: Machines) -> str | None:
 def bubble_is_small(layout: Layout, machines: Machines) -> str | None:
     """A pipeline's stages mostly work."""
     parallel = layout.config.parallel
-    share = bubble_share(layout.config, machines.gpus // (parallel.tp * parallel.pp))
+    share = bubble_share(layout.config, machines.gpus // parallel.ranks_of_a_replica)
     if share <= _LARGEST_BUBBLE:
         return None
     return (
@@ -66,7 +66,7 @@ def the_update_is_on_the_gpu(layout: Layout, machines: Machines) -> str | None:
     config = layout.config
     if not config.zero.offload_optimizer:
         return None
-    dp = machines.gpus // (config.parallel.tp * config.parallel.pp)
+    dp = machines.gpus // config.parallel.ranks_of_a_replica
     held = layout.memory.weights / dtype_of(config).itemsize * (dp if config.zero.stage == 3 else 1)
     # Masters, both moments and the gradient, in fp32.
     host = 16 * held / (dp if config.zero.stage else 1) / 2**30

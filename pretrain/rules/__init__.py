@@ -25,6 +25,8 @@ from pretrain.rules.layout import (
     heads_divide_over_tp,
     layers_divide_over_pp,
     sequence_parallel_needs_tp,
+    virtual_stages_fill_their_rounds,
+    virtual_stages_need_a_pipeline,
     world_size_fits_model_parallel,
 )
 from pretrain.rules.model import (
@@ -69,6 +71,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     heads_divide_over_tp,
     ffn_divides_over_tp,
     sequence_parallel_needs_tp,
+    virtual_stages_need_a_pipeline,
     layers_divide_over_pp,
     divided_gradients_need_one_stage,
     scheme_is_known,
@@ -90,6 +93,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
 LAYOUT_RULES: Sequence[LayoutRule] = (
     world_size_fits_model_parallel,
     global_batch_fits_data_parallel,
+    virtual_stages_fill_their_rounds,
     stream_has_a_shard_for_every_rank,
 )
 DATA_RULES: Sequence[DataRule] = (
