@@ -11,7 +11,6 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from megatron_ext.documents import Documents
 from megatron_ext.head import add_output_bias, cross_entropy_with_z_loss, mask_padding, padded_vocab_size
 from megatron_ext.initialize import Initialization, initialize
 from megatron_ext.norms import NORM_NAMES
@@ -42,6 +41,8 @@ class ResidualGPTModel(GPTModel):  # type: ignore[misc]
     def __init__(self, *arguments: Any, true_vocab_size: int, output_bias: bool, z_loss: float, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.z_loss = z_loss
+        if self.position_embedding_type == "rope":
+            self.rotary_pos_emb.cp_group = None  # so that it makes the angles of whole samples: see _preprocess
         if self.pre_process and self.embedding.add_position_embedding:
             # Megatron-core makes this one table in torch's default type, which would widen the whole stream.
             self.embedding.position_embeddings.to(self.config.params_dtype)
@@ -52,15 +53,19 @@ class ResidualGPTModel(GPTModel):  # type: ignore[misc]
         mark_partial_gradients(self)
 
     def _preprocess(
-        self, input_ids: Tensor, position_ids: Tensor, *, packed_seq_params: Documents | None = None, **named: Any
+        self, input_ids: Tensor, position_ids: Tensor, *, packed_seq_params: Any = None, **named: Any
     ) -> tuple[Any, ...]:
         """Megatron-core's embedding and rotary angles; with documents the angles too follow `position_ids`.
+
+        So they do where context-parallel ranks hold parts of a sample, at places that are the same for all samples.
 
         A table over the whole sequence is made as without documents, so that it is the same one for all micro batches.
         """
         states, angles, *rest = super()._preprocess(input_ids, position_ids, **named)
-        if packed_seq_params is not None and angles is not None:
-            angles = angles[:, 0][position_ids.transpose(0, 1)]  # [sequence, batch, 1, head_dim]
+        parts = self.config.context_parallel_size > 1
+        if angles is not None and (packed_seq_params is not None or parts):
+            rows = position_ids if packed_seq_params is not None else position_ids[:1]
+            angles = angles[:, 0][rows.transpose(0, 1)]  # [sequence, batch or 1, 1, head_dim]
         return states, angles, *rest
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
@@ -125,6 +130,7 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
         tensor_model_parallel_size=parallel.tp,
         sequence_parallel=parallel.sp,
         pipeline_model_parallel_size=parallel.pp,
+        context_parallel_size=parallel.cp,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -170,7 +176,8 @@ def build_model(
         loss of every token, fp32 [batch, sequence], on the last stage, else the hidden state. Without labels the last
         stage gives this tensor-parallel rank's logits, [batch, sequence, padded vocabulary / tp]. With
         `packed_seq_params=documents` and `documents.position_ids` (:class:`megatron_ext.Documents`), on every stage,
-        each document is a sequence of its own.
+        each document is a sequence of its own. Under `parallel.cp` tokens, positions and labels are this rank's part
+        (:func:`megatron_ext.own_part`), and documents are :class:`megatron_ext.DocumentRuns`.
 
     Raises:
         ValueError: settings that do not fit together.

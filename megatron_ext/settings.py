@@ -113,7 +113,7 @@ class ModelSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings:
-    """Degrees of model parallelism; the data-parallel size is the world size divided by tp * pp.
+    """Degrees of model parallelism; the data-parallel size is the world size divided by tp * pp * cp.
 
     Attributes:
         tp: tensor parallel size.
@@ -121,6 +121,8 @@ class ParallelSettings:
         pp: pipeline parallel size.
         vpp: virtual pipeline stages of a rank: it holds so many separate groups of layers, which shortens the wait at
             the ends of a step to 1/vpp for as much more communication (interleaved schedule, arXiv 2104.04473).
+        cp: context parallel size: so many ranks share the tokens of each sample, for sequences whose activations do not
+            fit one. They gather keys and values, and ZeRO divides over them as over data-parallel ranks.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
@@ -129,8 +131,9 @@ class ParallelSettings:
     sp: bool = False
     pp: int = 1
     vpp: int = 1
+    cp: int = 1
 
     @property
     def ranks_of_a_replica(self) -> int:
         """Processes that hold one copy of the model."""
-        return self.tp * self.pp
+        return self.tp * self.pp * self.cp

@@ -18,7 +18,7 @@ from pretrain.config import Config
 from pretrain.data.batch import MicroBatch
 from pretrain.deepspeed_compat import initialize_zero
 from pretrain.monitor.stopwatch import Stopwatch
-from pretrain.parallel import AloneMpu, DeepSpeedMpu, Place, seed_step
+from pretrain.parallel import AloneMpu, DeepSpeedMpu, Place, reducing_group, seed_step
 from pretrain.passes import PASSES
 
 
@@ -93,13 +93,13 @@ class Engine:
         """
         batches = self._prepare(micro_batches)
         tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
-        dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(tokens, group=reducing_group())
         tokens.clamp_(min=1.0)
         if self._dropout:
             seed_step(self.place, self._seed, step)
         with self.stopwatch.lap():
-            # DeepSpeed averages over data-parallel ranks.
-            sums = self._passes.run(batches, self.place.dp_size / tokens)
+            # DeepSpeed averages over these ranks.
+            sums = self._passes.run(batches, reducing_group().size() / tokens)
         share = torch.stack(sums).sum() / tokens if sums else torch.zeros((), device=self.place.device)
         self._passes.complete_gradients()
         return share
@@ -138,13 +138,13 @@ class Engine:
         finally:
             self.module.train(was_training)
         total = torch.stack(sums).sum() if sums else torch.zeros((), device=self.place.device)
-        dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(tokens, group=reducing_group())
         return float(self.sum_shares(total) / tokens)
 
     def sum_shares(self, shares: torch.Tensor) -> torch.Tensor:
-        """Sum of ``shares`` (any shape) over data-parallel ranks and pipeline stages, the same on every rank."""
+        """Sum of ``shares`` (any shape) over all ranks but tensor-parallel ones, the same on every rank."""
         total = shares.clone()
-        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(total, group=reducing_group())
         dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
         return total
 
@@ -158,8 +158,8 @@ class Engine:
         return bool(getattr(parameter, "tensor_model_parallel", False)) or self.place.tp_rank == 0
 
     def writes(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether this rank writes its optimizer state of ``parameter``: at ZeRO 0 every data-parallel rank has it all."""
-        return self.answers_for(parameter) and (self._zero_stage > 0 or self.place.dp_rank == 0)
+        """Whether this rank writes its optimizer state of ``parameter``; at ZeRO 0 every other copy has all of it."""
+        return self.answers_for(parameter) and (self._zero_stage > 0 or reducing_group().rank() == 0)
 
     def count_parameters(self) -> int:
         """Parameters of the whole model as this layout holds it (vocabulary padding included); collective."""
@@ -169,9 +169,11 @@ class Engine:
         return int(count)
 
     def _prepare(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """The micro batches on the device, with their documents if these are kept apart."""
+        """The micro batches on the device, with their documents if these are kept apart; of samples this rank's part."""
         if self._eod_id is not None:
             micro_batches = [batch.with_documents(self._eod_id) for batch in micro_batches]
+        if self.place.cp_size > 1:
+            micro_batches = [batch.part_of(self.place.cp_rank, self.place.cp_size) for batch in micro_batches]
         return [batch.to(self.place.device) for batch in micro_batches]
 
 

@@ -19,6 +19,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from pretrain.config import Config
 from pretrain.data.batch import MicroBatch
 from pretrain.deepspeed_compat import accumulated_gradient, finish_backward, forget_skipped_step
+from pretrain.parallel import reducing_group
 from pretrain.zero import REDUCE_BUCKET
 
 
@@ -177,8 +178,8 @@ def _summed_over_tp(gradient: Tensor) -> Tensor:
 
 
 def average_gradients(gradients: Sequence[Tensor]) -> None:
-    """Replace gradients by their means over the data-parallel ranks, through buffers of limited size."""
-    group = parallel_state.get_data_parallel_group()
+    """Replace gradients by their means over the data- and context-parallel ranks, through buffers of limited size."""
+    group = reducing_group()
     if group.size() == 1:
         return
     for bucket in _buckets(gradients):

@@ -24,11 +24,23 @@ def sequence_parallel_needs_tp(config: Config) -> str | None:
     """Sequence parallelism splits the sequence over the tensor-parallel ranks."""
     if not config.parallel.sp:
         return None
-    tp, sequence = config.parallel.tp, config.model.sequence_length
+    tp, cp, sequence = config.parallel.tp, config.parallel.cp, config.model.sequence_length
     if tp == 1:
         return "parallel.sp=true needs parallel.tp of at least 2; raise parallel.tp or set parallel.sp=false"
-    if sequence % tp:
-        return f"model.sequence_length={sequence} is not divisible by parallel.tp={tp}, which parallel.sp=true needs"
+    if sequence // cp % tp:
+        over_cp = f" over parallel.cp={cp}" if cp > 1 else ""
+        return (
+            f"model.sequence_length={sequence}{over_cp} is not divisible by parallel.tp={tp}, which parallel.sp=true "
+            f"needs"
+        )
+    return None
+
+
+def sequence_divides_over_cp(config: Config) -> str | None:
+    """Each context-parallel rank holds two chunks of every sample."""
+    cp, sequence = config.parallel.cp, config.model.sequence_length
+    if cp > 1 and sequence % (2 * cp):
+        return f"model.sequence_length={sequence} is not divisible by 2 x parallel.cp={cp}; change either"
     return None
 
 
@@ -60,10 +72,16 @@ def divided_gradients_need_one_stage(config: Config) -> str | None:
 
 def world_size_fits_model_parallel(config: Config, world_size: int) -> str | None:
     """Every process belongs to one copy of the model."""
-    tp, pp, ranks = config.parallel.tp, config.parallel.pp, config.parallel.ranks_of_a_replica
+    tp, pp, cp, ranks = (
+        config.parallel.tp,
+        config.parallel.pp,
+        config.parallel.cp,
+        config.parallel.ranks_of_a_replica,
+    )
     if world_size % ranks:
+        over_cp = f" x parallel.cp={cp}" if cp > 1 else ""
         return (
-            f"{world_size} process(es) cannot be divided by parallel.tp={tp} x parallel.pp={pp}; "
+            f"{world_size} process(es) cannot be divided by parallel.tp={tp} x parallel.pp={pp}{over_cp}; "
             f"start a multiple of {ranks} processes or change the layout"
         )
     return None
