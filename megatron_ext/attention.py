@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-from megatron_ext.context import DocumentRuns, attend_by_chunk, attend_by_run, bounds_of, gather_keys
+from megatron_ext.context import Attend, DocumentRuns, attend_by_chunk, attend_by_run, bounds_of, gather_keys
 from megatron_ext.documents import Documents
 
 # What the kernels of flash attention take.
@@ -112,16 +112,16 @@ class ScaledDotProductAttention(nn.Module):
         return attended.reshape(*query.shape[:2], -1)
 
     def _attend_over_ranks(
-        self, query: Tensor, key: Tensor, value: Tensor, runs: DocumentRuns | None, attend: Callable[..., Tensor], flash: bool
+        self, query: Tensor, key: Tensor, value: Tensor, runs: DocumentRuns | None, attend: Attend, flash: bool
     ) -> Tensor:
         """This rank's queries against the keys of all context-parallel ranks; see :meth:`forward`."""
         key, value = gather_keys(key, value, self.cp_group)
         if runs is None:
             return attend_by_chunk(query, key, value, self.cp_group.rank(), self.cp_group.size(), attend)
-        states = [_token_by_token(tensor) for tensor in (query, key, value)]
+        q, k, v = (_token_by_token(tensor) for tensor in (query, key, value))
         if flash:
-            return _as_batch(attend_runs_by_flash(*states, runs, self.softmax_scale), query)
-        return _as_batch(attend_by_run(*states, runs, attend), query)
+            return _as_batch(attend_runs_by_flash(q, k, v, runs, self.softmax_scale), query)
+        return _as_batch(attend_by_run(q, k, v, runs, attend), query)
 
 
 def flash_can_attend(device: torch.device, dtype: torch.dtype, head_dim: int, dropout: float) -> bool:
@@ -160,10 +160,8 @@ def attend_by_flash(query: Tensor, key: Tensor, value: Tensor, documents: Docume
     return _as_batch(attended, query)
 
 
-def attend_runs_by_flash(
-    query: Tensor, key: Tensor, value: Tensor, runs: DocumentRuns, scale: float | None
-) -> Tensor:
-    """As :func:`megatron_ext.context.attend_by_run`, all runs in one kernel, which aligns queries and keys at their ends.
+def attend_runs_by_flash(query: Tensor, key: Tensor, value: Tensor, runs: DocumentRuns, scale: float | None) -> Tensor:
+    """As :func:`megatron_ext.context.attend_by_run`, in one kernel, which aligns queries and keys at their ends.
 
     Args:
         query, key, value, runs: as there.

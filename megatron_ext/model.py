@@ -29,6 +29,7 @@ _SHARED_BY_HEADS = (".q_layernorm.", ".k_layernorm.")
 _INTERLEAVED: dict[str, Any] = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 
@@ -208,9 +209,7 @@ def _matrix_std(model: ModelSettings, config: TransformerConfig) -> Callable[[st
     return lambda name, shape: scheme.initial_std(Matrix(name, shape, model.init_std, config, settings))
 
 
-def _stage(
-    model: ModelSettings, config: TransformerConfig, vocab_size: int, vp_stage: int | None
-) -> ResidualGPTModel:
+def _stage(model: ModelSettings, config: TransformerConfig, vocab_size: int, vp_stage: int | None) -> ResidualGPTModel:
     """This pipeline stage, with whatever happens to be in its parameters."""
     return ResidualGPTModel(
         config=config,

@@ -104,9 +104,9 @@ class DataSettings(Section):
 class ZeroSettings(Section):
     """What the data-parallel ranks divide among themselves, in DeepSpeed's ZeRO (arXiv 1910.02054).
 
-    ``stage`` 0 divides nothing: each rank keeps the whole state of its part of the model. 1 divides the optimizer state,
-    2 the gradients too, 3 the weights too, which are then gathered layer by layer. The result is the same at every
-    stage. 2 and 3 reduce gradients behind every micro batch, so they take no pipeline stages; 1 suits most runs.
+    ``stage`` 0 divides nothing: each rank keeps the whole state of its part of the model. 1 divides the optimizer
+    state, 2 the gradients too, 3 the weights too, which are then gathered layer by layer. The result is the same at
+    every stage. 2 and 3 reduce gradients behind every micro batch, so they take no pipeline stages; 1 suits most runs.
 
     ``offload_optimizer`` keeps masters and moments (12 bytes a parameter, divided as above) in host memory and updates
     them there, which makes a step slower.

@@ -41,7 +41,6 @@ def _largest_vector(module: torch.nn.Module) -> int:
     return max(parameter.numel() for parameter in module.parameters() if parameter.dim() < 2)
 
 
-
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
     """Hold back what DeepSpeed prints unasked (memory use, compiled extensions); it is shown if something fails."""
@@ -211,7 +210,8 @@ def create_adam_state(engine: Any) -> None:
     would stay without.
     """
     adam = engine.optimizer.optimizer
-    divided = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)  # ZeRO-3 shows them to Adam in a step only
+    # ZeRO-3 shows them to Adam within a step only.
+    divided = getattr(engine.optimizer, "fp32_partitioned_groups_flat", None)
     for flat in divided or [flat for group in adam.param_groups for flat in group["params"]]:
         if not adam.state.get(flat):
             adam.state[flat] = {"step": torch.zeros((), dtype=torch.float32, device=flat.device)} | {

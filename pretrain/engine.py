@@ -6,7 +6,6 @@ batch's count, in any layout.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -169,7 +168,7 @@ class Engine:
         return int(count)
 
     def _prepare(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """The micro batches on the device, with their documents if these are kept apart; of samples this rank's part."""
+        """The micro batches on the device, with their documents if these are kept apart, cut for this rank."""
         if self._eod_id is not None:
             micro_batches = [batch.with_documents(self._eod_id) for batch in micro_batches]
         if self.place.cp_size > 1:

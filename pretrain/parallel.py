@@ -21,7 +21,7 @@ class Place:
     Attributes:
         device: where its tensors live.
         global_rank, world_size: place in the whole job.
-        tp_rank, pp_rank, dp_rank, cp_rank: place in each group. Context-parallel ranks have the same data-parallel rank.
+        tp_rank, pp_rank, dp_rank, cp_rank: place in each group; context-parallel ranks share a data-parallel rank.
         dp_size: number of data-parallel ranks, each of which takes samples of its own.
         cp_size: number of context-parallel ranks.
     """
@@ -86,15 +86,16 @@ def arrange(device: torch.device, parallel: ParallelSettings, seed: int) -> Plac
 
 def reducing_group() -> dist.ProcessGroup:
     """The ranks that hold the same weights and have gradients of other tokens: data- and context-parallel ones."""
-    return parallel_state.get_data_parallel_group(with_context_parallel=True)
+    group: dist.ProcessGroup = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return group
 
 
 def seed_step(place: Place, seed: int, step: int) -> None:
     """Start the random numbers of a training step (dropout's) as a function of the seed, the step and the place alone.
 
     So a run that goes on from a checkpoint in the same layout draws what it would have drawn, and no state is saved.
-    Data- and context-parallel ranks and pipeline stages differ. Tensor-parallel ranks share the default stream and differ in
-    Megatron-core's tracked one.
+    Data- and context-parallel ranks and pipeline stages differ. Tensor-parallel ranks share the default stream and
+    differ in Megatron-core's tracked one.
     """
     who = f"{place.dp_rank}/{place.pp_rank}" + (f"/{place.cp_rank}" if place.cp_size > 1 else "")
     digest = hashlib.sha256(f"{seed}/{step}/{who}".encode()).digest()
@@ -151,7 +152,7 @@ class AloneMpu(DeepSpeedMpu):
     """Shows each rank a data-parallel group of its own, so that DeepSpeed divides nothing; collective."""
 
     def __init__(self) -> None:
-        self._group, _ = dist.new_subgroups(group_size=1)
+        self._group: dist.ProcessGroup = dist.new_subgroups(group_size=1)[0]  # type: ignore[no-untyped-call]
 
     def get_data_parallel_group(self) -> dist.ProcessGroup:
         """This rank alone."""

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor, nn
-from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from pretrain.config import Config
 from pretrain.data.batch import MicroBatch
@@ -94,7 +93,7 @@ class DividedPasses:
         (chunk,) = chunks
         for parameter in chunk.parameters():
             if parameter.partial_over_tp:  # type: ignore[attr-defined]
-                parameter.register_hook(_summed_over_tp)
+                parameter.register_hook(_summed_over_tp)  # type: ignore[no-untyped-call]
 
     def run(self, batches: Sequence[MicroBatch], scale: Tensor | None) -> list[Tensor]:
         """See :class:`Passes`."""
@@ -183,11 +182,12 @@ def average_gradients(gradients: Sequence[Tensor]) -> None:
     if group.size() == 1:
         return
     for bucket in _buckets(gradients):
-        flat = _flatten_dense_tensors(bucket)
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
         dist.all_reduce(flat, group=group)
         flat /= group.size()
-        for gradient, mean in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
-            gradient.copy_(mean)
+        means = torch.split(flat, [gradient.numel() for gradient in bucket])
+        for gradient, mean in zip(bucket, means, strict=True):
+            gradient.copy_(mean.view_as(gradient))
 
 
 def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

@@ -52,7 +52,7 @@ class Layout:
 
 
 def rate(config: Config, parts: StageParts, vocab_size: int, machines: Machines) -> Layout:
-    """A layout's costs; `parts` are those of its model, tp, sp and micro batch."""
+    """A layout's costs; `parts` are those of its model, tp, sp, cp and micro batch."""
     dp = machines.gpus // config.parallel.ranks_of_a_replica
     pp_rank, memory = fullest(config, parts, dp)
     time = step_time(config, parts, vocab_size, machines.gpus, machines.gpu, machines.mfu)
@@ -113,7 +113,7 @@ def _candidates(config: Config, machines: Machines) -> Iterator[Config]:
     for tp in tps:
         for pp, vpp in [(pp, vpp) for pp in pps for vpp in {1, config.parallel.vpp}]:
             for micro_batch in sorted(micro_batches):
-                for recompute in ("none", "full"):
+                for recompute in ("none", "selective", "full"):
                     candidate = config.model_copy(
                         update={
                             "parallel": dataclasses.replace(config.parallel, tp=tp, sp=tp > 1, pp=pp, vpp=vpp),

@@ -15,7 +15,7 @@ USABLE = 0.92
 """Share of a GPU that tensors can fill; the rest is lost between blocks of the allocator: an assumption."""
 
 _COPIED = 500_000_000
-"""Elements up to which DeepSpeed 0.19.8 copies several gradient buffers into one to reduce it, in bf16 at ZeRO 0 and 1."""
+"""Elements up to which DeepSpeed 0.19.8 copies gradient buffers into one to reduce it, in bf16 at ZeRO 0 and 1."""
 
 ZERO_DIVIDES = {"optimizer": 1, "gradients": 2, "weights": 3}
 """The ZeRO stage from which a kind is divided over the data-parallel ranks (arXiv 1910.02054)."""
@@ -96,11 +96,11 @@ def model_parameters(config: Config, parts: StageParts) -> int:
     return (parts.embedding + parts.layer * config.model.num_layers + parts.head).whole(config.parallel.tp)
 
 
-def persistent_bytes(held: int, dp: int, zero_stage: int, precision: str) -> tuple[int, int, int]:
-    """Weights, gradients and optimizer state of `held` parameters."""
+def persistent_bytes(held: int, sharing: int, zero_stage: int, precision: str) -> tuple[int, int, int]:
+    """Weights, gradients and optimizer state of `held` parameters, which ZeRO divides over `sharing` ranks."""
     sizes = {"weights": 2 if precision == "bf16" else 4, "gradients": 4, "optimizer": 12}
     weights, gradients, optimizer = (
-        -(-size * held // (dp if zero_stage >= ZERO_DIVIDES[kind] else 1)) for kind, size in sizes.items()
+        -(-size * held // (sharing if zero_stage >= ZERO_DIVIDES[kind] else 1)) for kind, size in sizes.items()
     )
     return weights, gradients, optimizer
 
@@ -109,12 +109,13 @@ def rank_memory(config: Config, parts: StageParts, dp: int, pp_rank: int) -> Mem
     """Memory of a rank of pipeline stage `pp_rank` at its peak.
 
     Args:
-        parts: of the config's model, tp, sp and micro batch.
+        parts: of the config's model, tp, sp, cp and micro batch.
         dp: data-parallel ranks.
     """
     stage = stage_of(config, dp, pp_rank)
     held = parameters_held(config, parts, stage)
-    weights, gradients, optimizer = persistent_bytes(held, dp, config.zero.stage, config.train.precision)
+    sharing = dp * config.parallel.cp
+    weights, gradients, optimizer = persistent_bytes(held, sharing, config.zero.stage, config.train.precision)
     saved = stage.layers * parts.layer_saved + (parts.embedding_saved if pp_rank == 0 else 0)
     activations = round(stage.in_flight * saved)
     work = max(parts.layer_work, parts.head_work) if stage.is_last else parts.layer_work
@@ -122,7 +123,7 @@ def rank_memory(config: Config, parts: StageParts, dp: int, pp_rank: int) -> Mem
         optimizer = 0
     buffers = _pipeline_bytes(config, stage) + _zero_bytes(config, held)
     # The step comes after the last backward pass: the larger of both needs counts.
-    buffers += max(0, _bytes_at_the_step(config, held, dp) - activations - work - buffers)
+    buffers += max(0, _bytes_at_the_step(config, held, sharing) - activations - work - buffers)
     return Memory(weights, gradients, optimizer, activations, work, buffers)
 
 
@@ -146,13 +147,13 @@ def _zero_bytes(config: Config, held: int) -> int:
     return reduced + (min(held, GATHERED) * size if stage == 3 else 0)
 
 
-def _bytes_at_the_step(config: Config, held: int, dp: int) -> int:
+def _bytes_at_the_step(config: Config, held: int, sharing: int) -> int:
     """What DeepSpeed makes at the end of a step for ZeRO 0 and 1, beyond gradients and optimizer state."""
     if config.zero.stage >= 2:
         return 0
     if dtype_of(config).itemsize == 4 or config.zero.offload_optimizer:
-        return 4 * (min(held, REDUCE_BUCKET) + held // (dp if config.zero.stage else 1))
-    return 4 * held if held <= _COPIED and dp > 1 else 0
+        return 4 * (min(held, REDUCE_BUCKET) + held // (sharing if config.zero.stage else 1))
+    return 4 * held if held <= _COPIED and sharing > 1 else 0
 
 
 def _pipeline_bytes(config: Config, stage: Stage) -> int:
@@ -160,6 +161,6 @@ def _pipeline_bytes(config: Config, stage: Stage) -> int:
     parallel, model = config.parallel, config.model
     if parallel.pp == 1:
         return 0
-    tokens = config.train.micro_batch * model.sequence_length // (parallel.tp if parallel.sp else 1)
+    tokens = config.train.micro_batch * model.sequence_length // (parallel.cp * (parallel.tp if parallel.sp else 1))
     # Each virtual stage sends onward too.
     return round((stage.in_flight * parallel.vpp + 2) * tokens * model.hidden_size * dtype_of(config).itemsize)

@@ -65,6 +65,7 @@ class Plan:
             "sp": self.config.parallel.sp,
             "pp": self.config.parallel.pp,
             "vpp": self.config.parallel.vpp,
+            "cp": self.config.parallel.cp,
             "dp": self.dp,
             "vocab_size": self.vocab_size,
             "parameters": self.parameters,

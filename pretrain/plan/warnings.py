@@ -37,12 +37,12 @@ def bubble_is_small(layout: Layout, machines: Machines) -> str | None:
 def batch_feeds_the_gpus(layout: Layout, machines: Machines) -> str | None:
     """A micro batch is large enough for large matrix products."""
     config = layout.config
-    tokens = config.train.micro_batch * config.model.sequence_length // config.parallel.tp
+    tokens = config.train.micro_batch * config.model.sequence_length // (config.parallel.tp * config.parallel.cp)
     if tokens >= _FEW_TOKENS:
         return None
     return (
-        f"a micro batch has {tokens:,} tokens a GPU (over parallel.tp), too few to come near the stated MFU; "
-        f"raise train.micro_batch or lower parallel.tp"
+        f"a micro batch has {tokens:,} tokens a GPU (over parallel.tp and cp), too few to come near the stated MFU; "
+        f"raise train.micro_batch or lower parallel.tp or cp"
     )
 
 
@@ -66,10 +66,10 @@ def the_update_is_on_the_gpu(layout: Layout, machines: Machines) -> str | None:
     config = layout.config
     if not config.zero.offload_optimizer:
         return None
-    dp = machines.gpus // config.parallel.ranks_of_a_replica
-    held = layout.memory.weights / dtype_of(config).itemsize * (dp if config.zero.stage == 3 else 1)
+    sharing = machines.gpus // config.parallel.ranks_of_a_replica * config.parallel.cp
+    held = layout.memory.weights / dtype_of(config).itemsize * (sharing if config.zero.stage == 3 else 1)
     # Masters, both moments and the gradient, in fp32.
-    host = 16 * held / (dp if config.zero.stage else 1) / 2**30
+    host = 16 * held / (sharing if config.zero.stage else 1) / 2**30
     return f"zero.offload_optimizer=true: the times leave out the update in host memory, {host:.1f} GiB of it a rank"
 
 

@@ -50,7 +50,9 @@ def layers_divide_over_pp(config: Config) -> str | None:
     if layers % pp:
         return f"model.num_layers={layers} is not divisible by parallel.pp={pp}; change either"
     if layers % (pp * vpp):
-        return f"model.num_layers={layers} is not divisible by parallel.pp={pp} x parallel.vpp={vpp}; lower parallel.vpp"
+        return (
+            f"model.num_layers={layers} is not divisible by parallel.pp={pp} x parallel.vpp={vpp}; lower parallel.vpp"
+        )
     return None
 
 

@@ -31,12 +31,13 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "qk_norm": {"model": {"qk_norm": True, "z_loss": 0.01}},
     "gpt2": {"model": {**GPT2, "output_bias": "none"}},
     "recompute": {"model": {"recompute": "full"}},
+    "selective": {"model": {"recompute": "selective"}},
     "documents": {"data": {"separate_documents": True}},
     "bf16": {"train": {"precision": "bf16"}},
     **{f"zero{stage}": {"zero": {"stage": stage}} for stage in (0, 2, 3)},
     "offload": {"zero": {"offload_optimizer": True}},
 }
-CHANGES_NOTHING = ("recompute", "zero0", "zero2", "zero3", "offload")
+CHANGES_NOTHING = ("recompute", "selective", "zero0", "zero2", "zero3", "offload")
 """Variants whose results are those of a run without them."""
 
 MUTATIONS: dict[str, Callable[[], Any]] = {

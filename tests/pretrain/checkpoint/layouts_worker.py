@@ -1,4 +1,4 @@
-"""One of two or four ranks: ``FOLDER``. Saves in some layouts and ZeRO stages, goes on from there in others, twenty steps each.
+"""One of two or four ranks: ``FOLDER``. Saves in some layouts and ZeRO stages and goes on from there in others.
 
 Global rank 0 writes ``losses.json``: for each saved layout the losses of the run that stayed and of those that moved.
 """
@@ -21,7 +21,7 @@ from tests.pretrain.checkpoint.small import facts
 
 SAVED, STEPS = 3, 23
 MOVES = {
-    4: {"tp2pp2sp": ["tp2pp2sp", "dp4"], "dp4": ["tp2dp2:2"], "tp2dp2:3": ["tp2pp2sp"]},
+    4: {"tp2pp2sp": ["tp2pp2sp", "dp4"], "pp2vpp2dp2": ["tp2dp2:2"], "cp2tp2sp:3": ["cp2pp2vpp2"]},
     2: {
         "dp2:0": ["dp2:3"],
         "dp2:2": ["dp2:2", "tp2sp:offload"],

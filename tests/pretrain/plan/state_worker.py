@@ -5,7 +5,6 @@ Prints one JSON object: the parameters of a rank, and for each ``precision stage
 
 import json
 from collections.abc import Iterable
-
 from typing import Any
 
 import torch
@@ -16,7 +15,6 @@ from pretrain.deepspeed_compat import owned_fragment, owned_range
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
 from tests.pretrain import tiny
-
 
 # So large that paddings, and parameters that ZeRO-3 keeps whole, weigh nothing.
 MODEL = {"num_layers": 2, "hidden_size": 256, "num_query_groups": 4, "ffn_hidden_size": 512}

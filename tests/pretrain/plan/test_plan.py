@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from megatron_ext import build_model
+from megatron_ext.flops import flops_per_token
 from megatron_ext.pretended import pretended_rank
 from pretrain.config import CheckpointSettings, Config
 from pretrain.config_file import load_config
@@ -148,6 +149,10 @@ def test_early_stages_hold_several_micro_batches() -> None:
     own = 6 * parts.layer_saved
     assert [memory.activations for memory in memories] == [4 * (own + parts.embedding_saved), 3 * own, 2 * own, own]
     assert memories[3].work == parts.head_work > memories[2].work
+    virtual = config_of("geonorm_1p3b.yaml", "parallel.pp=4", "parallel.vpp=3", "train.micro_batch=1")
+    # 2 (pp - rank - 1) + (vpp - 1) pp + 1 parts of a third of the layers.
+    saved = rank_memory(virtual, parts, 4, 3).activations
+    assert saved == pytest.approx(9 / 3 * own)
     short = config_of("geonorm_1p3b.yaml", "parallel.pp=4", "train.global_batch=8", "train.micro_batch=1")
     assert rank_memory(short, parts, 4, 0).activations == 2 * (own + parts.embedding_saved)
 
@@ -166,6 +171,19 @@ def test_time_by_hand() -> None:
     assert again.mfu == pytest.approx(0.5 * 3 / 4, rel=0.03)
     piped = step_time(config_of("geonorm_1p3b.yaml", "parallel.pp=4"), parts, 32000, 4, gpu, 0.5)
     assert piped.model == pytest.approx(alone.model / 4)
+    interleaved = step_time(
+        config_of("geonorm_1p3b.yaml", "parallel.pp=4", "parallel.vpp=3"), parts, 32000, 4, gpu, 0.5
+    )
+    # One slot of waiting at the ends instead of three.
+    assert interleaved.bubble + interleaved.model == pytest.approx(129 / 131 * (piped.bubble + piped.model))
+    halves = step_time(config_of("geonorm_1p3b.yaml", "model.recompute=selective"), parts, 32000, 1, gpu, 0.5)
+    flops = flops_per_token(dataclasses.replace(config.model, vocab_size=32000))
+    assert halves.recompute == pytest.approx(tokens * flops.mlp / 3 / (0.5 * 989e12))
+    shared = step_time(config_of("geonorm_1p3b.yaml", "parallel.cp=4"), parts, 32000, 4, gpu, 0.5)
+    assert shared.model == pytest.approx(alone.model / 4)
+    # In every forward and backward pass a rank sends 3/4 of keys and values, or of their gradients.
+    key_value = 2 * config.model.hidden_size * 2 * tokens
+    assert shared.context == pytest.approx(config.model.num_layers * 2 * 3 / 4 * key_value / (gpu.link_gb * 1e9))
     # 3 of 128 + 3 slots, and the head on the last stage alone: 0.393 of 8.6 GFLOPs a token.
     head = 6 * 2048 * 32000 / (tokens and alone.model / tokens * 0.5 * 989e12)
     assert piped.bubble / piped.model == pytest.approx((131 / 128) * (1 - head + 4 * head) - 1, rel=0.01)
