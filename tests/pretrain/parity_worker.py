@@ -18,7 +18,7 @@ from megatron.core import parallel_state
 import pretrain.passes
 from megatron_ext.initialize import global_names
 from pretrain import parallel
-from pretrain.deepspeed_compat import create_adam_state, owned_fragment, owned_range
+from pretrain.deepspeed_compat import accumulated_gradient, create_adam_state, owned_fragment, owned_range
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
 from pretrain.schedule import learning_rate
@@ -36,13 +36,46 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "bf16": {"train": {"precision": "bf16"}},
     **{f"zero{stage}": {"zero": {"stage": stage}} for stage in (0, 2, 3)},
     "offload": {"zero": {"offload_optimizer": True}},
+    "learned": {"model": {"residual": {"scheme": "proj", "radius": "learned"}, "output_bias": "learned"}},
+    **{f"micro{size}": {"train": {"micro_batch": size}} for size in (1, 4, 8)},
 }
-CHANGES_NOTHING = ("recompute", "selective", "zero0", "zero2", "zero3", "offload")
+CHANGES_NOTHING = ("recompute", "selective", "zero0", "zero2", "zero3", "offload", "micro1", "micro4", "micro8")
 """Variants whose results are those of a run without them."""
 
+
+def dropped(function: str, result: Callable[..., Any] = lambda *arguments: None) -> Any:
+    return patch.object(pretrain.passes, function, result)
+
+
+def doubled_tied_gradient() -> Any:
+    def reduce(parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> None:
+        original(parameter, group)
+        if group is parallel_state.get_embedding_group():
+            gradient = accumulated_gradient(parameter)
+            assert gradient is not None
+            gradient.mul_(2)
+
+    original = pretrain.passes._all_reduce_gradient
+    return patch.object(pretrain.passes, "_all_reduce_gradient", reduce)
+
+
+def swapped_micro_batches() -> Any:
+    def prepare(engine: Engine, batches: Any) -> Any:
+        last = engine.place.pp_rank == parallel_state.get_pipeline_model_parallel_world_size() - 1
+        return original(engine, batches[::-1] if last else batches)
+
+    original = Engine._prepare
+    return patch.object(Engine, "_prepare", prepare)
+
+
 MUTATIONS: dict[str, Callable[[], Any]] = {
-    "dropped_all_reduce": lambda: patch.object(pretrain.passes, "_all_reduce_gradient", lambda parameter, group: None),
+    "dropped_all_reduce": lambda: dropped("_all_reduce_gradient"),
+    "dropped_hook": lambda: dropped("_summed_over_tp", lambda gradient: gradient),
+    "dropped_average": lambda: dropped("average_gradients"),
+    "doubled_tied_gradient": doubled_tied_gradient,
+    "swapped_micro_batches": swapped_micro_batches,
 }
+"""What must turn the comparison red."""
 
 
 def main() -> None:
@@ -78,7 +111,11 @@ def run(layout: str, variants: list[str]) -> dict[str, Any]:
     documents = config.data.separate_documents
     engine = Engine(config, config.model, tiny.TOKEN_COUNTS, place, tiny.EOD if documents else None)
     batches = functools.partial(
-        tiny.micro_batches, dp_rank=place.dp_rank, dp_size=place.dp_size, ends_below=40 if documents else 0
+        tiny.micro_batches,
+        dp_rank=place.dp_rank,
+        dp_size=place.dp_size,
+        ends_below=40 if documents else 0,
+        micro_batch=config.train.micro_batch,
     )
     result: dict[str, Any] = {"losses": [], "norms": []}
     for step in range(config.train.steps):
@@ -88,7 +125,8 @@ def run(layout: str, variants: list[str]) -> dict[str, Any]:
         engine.step(learning_rate(step, config.train.steps, config.optimizer))
         result["losses"].append(float(engine.sum_shares(share)))
         result["norms"].append(float(engine.grad_norm()))
-    result["validation"] = engine.evaluate(batches(1000))
+    # One micro batch at a time: fewer than an interleaved schedule takes.
+    result["validation"] = engine.evaluate_unless([[batch] for batch in batches(1000)], lambda: False)
     result["weights"] = full_weights(engine)
     mine = {
         "shapes": {name: tuple(engine.shapes[p]) for name, p in global_names(engine.module).items()},
