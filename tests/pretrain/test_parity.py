@@ -152,7 +152,6 @@ def test_a_mistake_is_seen(results: Results, case: str) -> None:
     assert max(errors(result, expected, "gradients").values()) > 1e-2
     steps = len(result["losses"])
     assert result["norms"] != pytest.approx(expected["norms"][:steps], rel=1e-5)
-    assert result["losses"] != pytest.approx(expected["losses"][:steps], rel=1e-5)
 
 
 @pytest.mark.slow
