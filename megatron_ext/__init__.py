@@ -1,5 +1,6 @@
 """Transformers with a residual stream on the sphere, as an extension of Megatron-core."""
 
+from megatron_ext.context import DocumentRuns, find_runs, own_part
 from megatron_ext.cpu import install_cpu_support
 from megatron_ext.documents import Documents, find_documents
 from megatron_ext.geometry import Geometry, GeometryProbe
@@ -18,6 +19,7 @@ from megatron_ext.settings import ModelSettings, ParallelSettings, ResidualSetti
 
 __all__ = [
     "SCHEMES",
+    "DocumentRuns",
     "Documents",
     "Geometry",
     "GeometryProbe",
@@ -30,7 +32,9 @@ __all__ = [
     "Sublayer",
     "build_model",
     "find_documents",
+    "find_runs",
     "install_cpu_support",
+    "own_part",
     "project_to_sphere",
     "residual_block_spec",
     "residual_layer_spec",

@@ -68,7 +68,7 @@ class GeometryProbe:
     (about 2e-3 rad for bf16) are rounding.
 
     Args:
-        model: a stage whose layers come from :func:`megatron_ext.residual_block_spec`.
+        model: a stage whose layers come from :func:`megatron_ext.residual_block_spec`, or an nn.ModuleList of several.
 
     Raises:
         ValueError: the model has no such layer.
@@ -79,8 +79,10 @@ class GeometryProbe:
         if not self.residuals:
             raise ValueError("the model has no layer that can be observed; build it from residual_block_spec")
         self._attentions = [module for module in model.modules() if isinstance(module, ScaledDotProductAttention)]
-        self._output: Any = getattr(model, "output_layer", None) if getattr(model, "post_process", False) else None
-        config: Any = model.config
+        chunks: Any = model if isinstance(model, nn.ModuleList) else [model]
+        last = chunks[-1]
+        self._output: Any = getattr(last, "output_layer", None) if getattr(last, "post_process", False) else None
+        config: Any = last.config
         self.device = next(model.parameters()).device
         self.shape: tuple[int, int] = (config.num_layers, config.hidden_size)
         self._totals: _Totals | None = None

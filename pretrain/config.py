@@ -102,9 +102,18 @@ class DataSettings(Section):
 
 
 class ZeroSettings(Section):
-    """DeepSpeed's ZeRO: stage 1 partitions the optimizer state over the data-parallel ranks."""
+    """What the data-parallel ranks divide among themselves, in DeepSpeed's ZeRO (arXiv 1910.02054).
 
-    stage: Literal[1] = 1
+    ``stage`` 0 divides nothing: each rank keeps the whole state of its part of the model. 1 divides the optimizer
+    state, 2 the gradients too, 3 the weights too, which are then gathered layer by layer. The result is the same at
+    every stage. 2 and 3 reduce gradients behind every micro batch, so they take no pipeline stages; 1 suits most runs.
+
+    ``offload_optimizer`` keeps masters and moments (12 bytes a parameter, divided as above) in host memory and updates
+    them there, which makes a step slower.
+    """
+
+    stage: Literal[0, 1, 2, 3] = 1
+    offload_optimizer: bool = False
 
 
 class TrainSettings(Section):

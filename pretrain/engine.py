@@ -6,28 +6,21 @@ batch's count, in any layout.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
-from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from megatron_ext import ModelSettings, build_model
 from pretrain.config import Config
 from pretrain.data.batch import MicroBatch
-from pretrain.deepspeed_compat import (
-    accumulated_gradient,
-    finish_backward,
-    global_norm,
-    initialize_zero,
-    step_with_norm,
-)
+from pretrain.deepspeed_compat import global_norm, initialize_zero, step_with_norm
 from pretrain.monitor.stopwatch import Stopwatch
-from pretrain.parallel import DeepSpeedMpu, Place, seed_step
+from pretrain.parallel import AloneMpu, DeepSpeedMpu, Place, reducing_group, seed_step
+from pretrain.passes import PASSES
 
 
 @dataclass(frozen=True)
@@ -52,8 +45,10 @@ class Engine:
     """The model of this process and its optimizer.
 
     Attributes:
-        module: this pipeline stage's model.
+        chunks: this pipeline stage's models, one for each of its virtual stages.
+        module: the only one, or an nn.ModuleList of them.
         templates: parameter -> its place in the global tensors, for checkpoints; taken before ZeRO flattens them.
+        shapes: parameter -> shape of its local part, which ZeRO-3 takes from the parameter itself.
         deepspeed: DeepSpeed's engine.
         stopwatch: of forward and backward passes alone, before this rank waits for others of its group.
     """
@@ -70,30 +65,40 @@ class Engine:
         self.place = place
         self.stopwatch = Stopwatch(place.device)
         self._eod_id = eod_id
-        self._sequence_length = model.sequence_length
-        self._micro_batch = config.train.micro_batch
+        self._zero_stage = config.zero.stage
         self._dropout, self._seed = model.dropout, config.train.seed
         bf16 = config.train.precision == "bf16"
-        self.module = build_model(
-            model,
-            config.parallel,
-            dtype=torch.bfloat16 if bf16 else torch.float32,
-            device=place.device,
-            seed=config.train.seed,
-            token_counts=token_counts,
-        )
+        vpp = config.parallel.vpp
+        self.chunks = [
+            build_model(
+                model,
+                config.parallel,
+                dtype=torch.bfloat16 if bf16 else torch.float32,
+                device=place.device,
+                seed=config.train.seed,
+                token_counts=token_counts,
+                vp_stage=vp_stage if vpp > 1 else None,
+            )
+            for vp_stage in range(vpp)
+        ]
+        self.module = self.chunks[0] if vpp == 1 else torch.nn.ModuleList(self.chunks)
+        self.templates = {
+            parameter: pieces for chunk in self.chunks for parameter, pieces in sharding_templates(chunk).items()
+        }
         self._norm: torch.Tensor | None = None
-        self.templates = sharding_templates(self.module)
+        self.shapes = {parameter: parameter.shape for parameter in self.module.parameters()}
         for parameter in self.module.parameters():
             if getattr(parameter, "shared", False):
                 parameter.ds_pipe_replicated = True  # type: ignore[attr-defined] # counted once in the norm
         self.deepspeed = initialize_zero(
             self.module,
             config.optimizer,
-            DeepSpeedMpu(),
+            config.zero,
+            DeepSpeedMpu() if config.zero.stage else AloneMpu(),
             batch=config.train.global_batch // place.dp_size,
             bf16=bf16,
         )
+        self._passes = PASSES[config.zero.stage](self.chunks, self.deepspeed, config)
 
     def forward_backward(self, micro_batches: Sequence[MicroBatch], step: int = 0) -> torch.Tensor:
         """Accumulate a step's gradients.
@@ -108,16 +113,15 @@ class Engine:
         """
         batches = self._prepare(micro_batches)
         tokens = torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
-        dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(tokens, group=reducing_group())
         tokens.clamp_(min=1.0)
         if self._dropout:
             seed_step(self.place, self._seed, step)
         with self.stopwatch.lap():
-            sums = self._run_schedule(batches, tokens)
+            # DeepSpeed averages over these ranks.
+            sums = self._passes.run(batches, reducing_group().size() / tokens)
         share = torch.stack(sums).sum() / tokens if sums else torch.zeros((), device=self.place.device)
-        finish_backward(self.deepspeed)
-        self._sum_replicated_gradients()
-        self.deepspeed.allreduce_gradients()
+        self._passes.complete_gradients()
         self._norm = None
         return share
 
@@ -174,11 +178,11 @@ class Engine:
                     return None
                 batches = self._prepare(part)
                 tokens += torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
-                sums += self._run_schedule(batches, None)
+                sums += self._passes.run(batches, None)
         finally:
             self.module.train(was_training)
         total = torch.stack(sums).sum() if sums else torch.zeros((), device=self.place.device)
-        dist.all_reduce(tokens, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(tokens, group=reducing_group())
         return float(self.sum_shares(total) / tokens)
 
     @torch.no_grad()
@@ -188,20 +192,26 @@ class Engine:
         self.module.eval()
         try:
             batches = self._prepare(micro_batches)
-            sums = self._run_schedule(batches, None)
+            sums = self._passes.run(batches, None)
         finally:
             self.module.train(was_training)
-        return [float(total / batch.loss_mask.sum().clamp(min=1)) for total, batch in zip(sums, batches, strict=False)]
+        if not sums:
+            return []
+        counts = [batch.loss_mask.sum() for batch in batches]
+        both = torch.stack([torch.stack(sums[: len(counts)]).float(), torch.stack(counts).float()])
+        dist.all_reduce(both, group=parallel_state.get_context_parallel_group())
+        means: list[float] = (both[0] / both[1].clamp(min=1)).tolist()
+        return means
 
     def sum_shares(self, shares: torch.Tensor) -> torch.Tensor:
-        """Sum of ``shares`` (any shape) over data-parallel ranks and pipeline stages, the same on every rank."""
+        """Sum of ``shares`` (any shape) over all ranks but tensor-parallel ones, the same on every rank."""
         total = shares.clone()
-        dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+        dist.all_reduce(total, group=reducing_group())
         dist.all_reduce(total, group=parallel_state.get_pipeline_model_parallel_group())
         return total
 
     def answers_for(self, parameter: torch.nn.Parameter) -> bool:
-        """Whether this rank counts and writes its ``parameter``: of several copies in the model one does.
+        """Whether this rank counts its ``parameter``: of several copies in the model one does.
 
         Parameters replicated over tp are tp rank 0's, a tied embedding is the first stage's.
         """
@@ -209,75 +219,35 @@ class Engine:
             return False
         return bool(getattr(parameter, "tensor_model_parallel", False)) or self.place.tp_rank == 0
 
+    def writes(self, parameter: torch.nn.Parameter) -> bool:
+        """Whether this rank writes its optimizer state of ``parameter``; at ZeRO 0 every other copy has all of it."""
+        return self.answers_for(parameter) and (self._zero_stage > 0 or reducing_group().rank() == 0)
+
     def count_parameters(self) -> int:
         """Parameters of the whole model as this layout holds it (vocabulary padding included); collective."""
-        held = [parameter.numel() for parameter in self.module.parameters() if self.answers_for(parameter)]
+        held = [shape.numel() for parameter, shape in self.shapes.items() if self.answers_for(parameter)]
         count = torch.tensor(sum(held), device=self.place.device)
         dist.all_reduce(count, group=parallel_state.get_model_parallel_group())
         return int(count)
 
     def _prepare(self, micro_batches: Sequence[MicroBatch]) -> list[MicroBatch]:
-        """The micro batches on the device, with their documents if these are kept apart."""
+        """The micro batches on the device, with their documents if these are kept apart, cut for this rank."""
         if self._eod_id is not None:
             micro_batches = [batch.with_documents(self._eod_id) for batch in micro_batches]
+        if self.place.cp_size > 1:
+            micro_batches = [batch.part_of(self.place.cp_rank, self.place.cp_size) for batch in micro_batches]
         return [batch.to(self.place.device) for batch in micro_batches]
 
-    def _run_schedule(self, batches: Sequence[MicroBatch], tokens: torch.Tensor | None) -> list[torch.Tensor]:
-        """One pass of Megatron's schedule, backward too if ``tokens``; loss sums per micro batch on the last stage."""
-        scale = None if tokens is None else self.place.dp_size / tokens  # DeepSpeed averages over data-parallel ranks
 
-        def forward_step(batches: Iterator[MicroBatch], module: torch.nn.Module) -> tuple[torch.Tensor, Any]:
-            batch = next(batches)
-            output = module(
-                batch.tokens, batch.position_ids, None, labels=batch.labels, packed_seq_params=batch.documents
-            )
-
-            def loss(per_token: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-                total = (per_token.float() * batch.loss_mask).sum()
-                # Three values: with two the schedule would divide by the number of micro batches.
-                return total if scale is None else total * scale, batch.loss_mask.sum().int(), total.detach().clone()
-
-            return output, loss
-
-        schedule = get_forward_backward_func()
-        results = schedule(
-            forward_step_func=forward_step,
-            data_iterator=iter(batches),
-            model=self.module,
-            num_microbatches=len(batches),
-            seq_length=self._sequence_length,
-            micro_batch_size=self._micro_batch,
-            forward_only=tokens is None,
-        )
-        return list(results)
-
-    def _sum_replicated_gradients(self) -> None:
-        """Complete the gradients of parameters that several model-parallel ranks hold whole.
-
-        A parameter that each tp rank applies to its own tokens or heads has a partial sum there. A tied embedding has
-        one copy on the first and one on the last stage.
-        """
-        for parameter in self.module.parameters():
-            if parameter.partial_over_tp:  # type: ignore[attr-defined]
-                _all_reduce_gradient(parameter, parallel_state.get_tensor_model_parallel_group())
-        if (
-            self.module.share_embeddings_and_output_weights
-            and parallel_state.get_pipeline_model_parallel_world_size() > 1
-            and (self.module.pre_process or self.module.post_process)
-        ):
-            tied = self.module.shared_embedding_or_output_weight()  # type: ignore[operator]
-            _all_reduce_gradient(tied, parallel_state.get_embedding_group())
-
-
-def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, Any]:
-    """Parameter -> its ShardedTensor (or factory of several): where the local part lies in the global tensor."""
+def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, list[ShardedTensor]]:
+    """Parameter -> where its local part lies in global tensors, without data; a gated MLP's two halves are two."""
     metadata = {
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
         "non_homogeneous_layers": True,  # layers differ: the first holds the entry of the stream
     }
     parameters = {id(parameter): parameter for parameter in module.parameters()}
     templates = {
-        parameters[id(value.data)]: value
+        parameters[id(value.data)]: [piece.without_data() for piece in _pieces(value)]
         for value in module.sharded_state_dict(metadata=metadata).values()  # type: ignore[operator]
         if isinstance(value, (ShardedTensor, ShardedTensorFactory)) and id(value.data) in parameters
     }
@@ -286,7 +256,5 @@ def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, Any]
     return templates
 
 
-def _all_reduce_gradient(parameter: torch.nn.Parameter, group: dist.ProcessGroup) -> None:
-    gradient = accumulated_gradient(parameter)
-    assert gradient is not None, "a replicated parameter took no part in the step"
-    dist.all_reduce(gradient, group=group)
+def _pieces(value: ShardedTensor | ShardedTensorFactory) -> list[ShardedTensor]:
+    return list(value.build()) if isinstance(value, ShardedTensorFactory) else [value]

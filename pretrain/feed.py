@@ -36,6 +36,8 @@ def agree(rows: Rows, place: Place) -> torch.Tensor:
         return sound
     agreed = sound.to(place.device, torch.int32)
     dist.all_reduce(agreed, op=dist.ReduceOp.MIN, group=parallel_state.get_model_parallel_group())
+    if place.cp_size > 1:
+        dist.all_reduce(agreed, op=dist.ReduceOp.MIN, group=parallel_state.get_context_parallel_group())
     return agreed.bool()
 
 

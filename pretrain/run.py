@@ -139,7 +139,8 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board, overri
     (config.run.dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
     print(
         f"{config.model.residual.scheme}: {parameters / 1e6:.1f} M parameters, {config.train.precision}, "
-        f"tp {parallelism.tp} x pp {parallelism.pp} x dp {place.dp_size}, ZeRO-{config.zero.stage}, "
+        f"{parallelism.described()} x dp {place.dp_size}, ZeRO-{config.zero.stage}"
+        f"{' offloaded' if config.zero.offload_optimizer else ''}, "
         f"{'sequence parallel, ' if parallelism.sp else ''}on {place.device.type}\n"
         f"run folder {config.run.dir}, " + _beginning(config, start),
         flush=True,

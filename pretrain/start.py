@@ -64,7 +64,7 @@ def find_start(config: Config, world_size: int, faults: Mapping[Path, str] | Non
     if checkpoint is None and config.train.init_from:
         initial = find_initial(config.train.init_from)
         check_initial(config, vocabulary(config, data.facts), initial)
-    data.go_on(config, state, checkpoint, record, world_size // (config.parallel.tp * config.parallel.pp))
+    data.go_on(config, state, checkpoint, record, world_size // config.parallel.ranks_of_a_replica)
     return Start(data, state, checkpoint, record, faults, initial)
 
 

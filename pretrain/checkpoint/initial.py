@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from megatron_ext import ModelSettings, with_defaults
 from megatron_ext.initialize import cut_for_this_rank, global_names, whole_shape
@@ -160,11 +160,11 @@ def _deciding(model: ModelSettings) -> dict[str, Any]:
     return found | {f"residual.{name}": value for name, value in residual.items() if name not in _FREE_OF_RESIDUAL}
 
 
-def _misfit(parameters: Mapping[str, nn.Parameter], stored: StoredWeights, vocab_size: int) -> str | None:
+def _misfit(engine: Engine, stored: StoredWeights, vocab_size: int) -> str | None:
     """Why the weights cannot fill this rank's parameters, if so."""
     try:
-        for name, parameter in parameters.items():
-            stored.require(name, whole_shape(name, parameter, vocab_size))
+        for name, parameter in global_names(engine.module).items():
+            stored.require(name, whole_shape(name, parameter, vocab_size, engine.shapes[parameter]))
     except DamageError as error:
         return str(error)
     return None
@@ -183,13 +183,12 @@ def load_initial(engine: Engine, initial: InitialWeights) -> None:
         raise DamageError(fault)
     create_adam_state(engine.deepspeed)
     stored = StoredWeights(initial.folder)
-    parameters = global_names(engine.module)
-    agree(_misfit(parameters, stored, initial.vocab_size))
-    for name, parameter in parameters.items():
+    agree(_misfit(engine, stored, initial.vocab_size))
+    for name, parameter in global_names(engine.module).items():
         owned = owned_range(parameter)
         if owned is None:
             continue
         start, end = owned
-        local = cut_for_this_rank(stored.read(name), parameter)
+        local = cut_for_this_rank(stored.read(name), parameter, engine.shapes[parameter])
         owned_fragment(parameter, "fp32").copy_(local.reshape(-1)[start:end])
     finish_load(engine.deepspeed, 0)

@@ -91,7 +91,7 @@ def _pieces(engine: Engine, num_layers: int) -> list[_Piece]:
     return [
         _Piece(_row(name, num_layers), parameter)
         for name, parameter in global_names(engine.module).items()
-        if owned_range(parameter) is not None and engine.answers_for(parameter)
+        if owned_range(parameter) is not None and engine.writes(parameter)
     ]
 
 

@@ -63,7 +63,7 @@ def make_plan(config: Config, asked: PlanRequest) -> Plan:
         raise UserError(f"{error}{_advice(config, other)}") from None
     parts = measured(config, vocab_size)
     layout = rate(config, parts, vocab_size, machines)
-    dp = machines.gpus // (config.parallel.tp * config.parallel.pp)
+    dp = machines.gpus // config.parallel.ranks_of_a_replica
     parameters = model_parameters(config, parts)
     warnings = warnings_of(layout, machines)
     return Plan(
@@ -87,7 +87,7 @@ def make_plan(config: Config, asked: PlanRequest) -> Plan:
 
 def _machines(config: Config, asked: PlanRequest) -> Machines:
     gpu = GPUS[asked.gpu]
-    ranks = config.parallel.tp * config.parallel.pp
+    ranks = config.parallel.ranks_of_a_replica
     return Machines(asked.gpus or ranks * -(-gpu.per_node // ranks), gpu, asked.mfu)
 
 

@@ -11,6 +11,7 @@ _TIMES = {
     "recompute": "recomputation",
     "bubble": "pipeline bubble",
     "tensor": "tp all-reduces",
+    "context": "cp keys and values",
     "data": "dp gradients and weights",
 }
 """What adds to the time of the model's own arithmetic, in words."""
@@ -30,8 +31,8 @@ def _head(plan: Plan) -> list[str]:
     return [
         f"{config.model.residual.scheme}, {plan.parameters:,} parameters, vocabulary {plan.vocab_size:,}; "
         f"{ranks} parameters on a rank",
-        f"on {machines.gpus} x {machines.gpu.name}: tp {layout.tp}{' with sp' if layout.sp else ''} x pp {layout.pp} "
-        f"x dp {plan.dp}, ZeRO-{config.zero.stage}, {config.train.precision}, "
+        f"on {machines.gpus} x {machines.gpu.name}: {layout.described()} x dp {plan.dp}"
+        f"{', sp' if layout.sp else ''}, ZeRO-{config.zero.stage}, {config.train.precision}, "
         f"recompute {config.model.recompute}, {micro} micro batches of {config.train.micro_batch} a rank and step",
     ]
 
@@ -41,7 +42,7 @@ def _memory(plan: Plan) -> list[str]:
     kinds = [
         ("weights", memory.weights, config.train.precision),
         ("gradients", memory.gradients, "fp32"),
-        ("optimizer", memory.optimizer, f"fp32 masters and AdamW's moments over {plan.dp} data-parallel ranks"),
+        ("optimizer", memory.optimizer, _whereabouts(plan)),
         ("activations", memory.activations, "kept for the backward pass"),
         ("at work", memory.work, "logits and loss, or one layer, whichever is more"),
         ("buffers", memory.buffers, "pipeline messages, DeepSpeed's copy of the gradients"),
@@ -55,6 +56,13 @@ def _memory(plan: Plan) -> list[str]:
         f"  {'total':<12} {memory.total / 2**30:8.2f}   {'fits' if plan.fits else 'DOES NOT FIT'}: "
         f"{usable:.1f} of {plan.machines.gpu.memory_gib:g} GiB are usable",
     ]
+
+
+def _whereabouts(plan: Plan) -> str:
+    if plan.config.zero.offload_optimizer:
+        return "fp32 masters and AdamW's moments are in host memory"
+    whole = "whole on every rank" if plan.config.zero.stage == 0 else f"over {plan.dp * plan.config.parallel.cp} ranks"
+    return f"fp32 masters and AdamW's moments {whole}"
 
 
 def _time(plan: Plan) -> list[str]:
@@ -108,6 +116,7 @@ def _why(plan: Plan, better: Layout) -> str:
         "recompute": "recomputation",
         "bubble": "pipeline bubble",
         "tensor": "tp all-reduces",
+        "context": "cp keys and values",
         "data": "dp traffic",
     }
     for field, words in names.items():

@@ -64,6 +64,8 @@ class Plan:
             "tp": self.config.parallel.tp,
             "sp": self.config.parallel.sp,
             "pp": self.config.parallel.pp,
+            "vpp": self.config.parallel.vpp,
+            "cp": self.config.parallel.cp,
             "dp": self.dp,
             "vocab_size": self.vocab_size,
             "parameters": self.parameters,

@@ -19,11 +19,15 @@ from pretrain.rules.data import (
     vocabulary_fits_tokenizer,
 )
 from pretrain.rules.layout import (
+    divided_gradients_need_one_stage,
     ffn_divides_over_tp,
     global_batch_fits_data_parallel,
     heads_divide_over_tp,
     layers_divide_over_pp,
+    sequence_divides_over_cp,
     sequence_parallel_needs_tp,
+    virtual_stages_fill_their_rounds,
+    virtual_stages_need_a_pipeline,
     world_size_fits_model_parallel,
 )
 from pretrain.rules.model import (
@@ -71,8 +75,11 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     query_groups_divide_heads,
     heads_divide_over_tp,
     ffn_divides_over_tp,
+    sequence_divides_over_cp,
     sequence_parallel_needs_tp,
+    virtual_stages_need_a_pipeline,
     layers_divide_over_pp,
+    divided_gradients_need_one_stage,
     scheme_is_known,
     residual_settings_fit_the_scheme,
     residual_numbers_are_positive,
@@ -96,6 +103,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
 LAYOUT_RULES: Sequence[LayoutRule] = (
     world_size_fits_model_parallel,
     global_batch_fits_data_parallel,
+    virtual_stages_fill_their_rounds,
     stream_has_a_shard_for_every_rank,
     profiled_ranks_exist,
 )

@@ -24,6 +24,8 @@ def sizes_are_positive(config: Config) -> str | None:
         "model.init_std": model.init_std,
         "parallel.tp": parallel.tp,
         "parallel.pp": parallel.pp,
+        "parallel.vpp": parallel.vpp,
+        "parallel.cp": parallel.cp,
     }
     for name, size in sizes.items():
         if size is not None and not 0 < size < math.inf:

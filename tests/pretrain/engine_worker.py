@@ -83,23 +83,29 @@ def only_matrices_decay() -> None:
         torch.testing.assert_close(parameter.detach(), before[name] * factor)
 
 
-def a_step_that_is_not_finite_is_skipped_and_told(precision: str) -> None:
-    trained = engine(train={"precision": precision})
-    batches = full_batches(1)
+def a_step_that_is_not_finite_is_skipped_and_told(precision: str, stage: int, offload: bool = False) -> None:
+    zero = {"stage": stage, "offload_optimizer": offload}
+    trained = engine(train={"precision": precision}, zero=zero)
+    batches = full_batches(2)
     trained.forward_backward(batches)
     trained.step(1e-3)
-    before = [parameter.detach().clone() for parameter in trained.module.parameters()]
+    before = masters(trained)
     poisoned = MicroBatch(batches[0].tokens, batches[0].labels, batches[0].loss_mask * float("nan"))
-    share = trained.forward_backward([poisoned])
+    share = trained.forward_backward([poisoned, batches[1]])
     trained.step(1e-3)
     assert not torch.isfinite(share)
     assert torch.isinf(trained.grad_norm())
     assert adam_step(trained.deepspeed) == 1
-    for parameter, old in zip(trained.module.parameters(), before, strict=True):
-        assert torch.equal(parameter, old)
+    for name, master in masters(trained).items():
+        assert torch.equal(master, before[name]), name
     trained.forward_backward(batches)
     trained.step(1e-3)
     assert torch.isfinite(trained.grad_norm())
+    assert not torch.equal(masters(trained)["output_layer.weight"], before["output_layer.weight"])
+
+
+def masters(trained: Engine) -> dict[str, torch.Tensor]:
+    return {name: owned_fragment(p, "fp32").clone() for name, p in global_names(trained.module).items()}
 
 
 def every_parameter_moves_at_the_rate_of_the_step() -> None:
@@ -164,8 +170,10 @@ def main() -> None:
     bf16_gradients_add_up_in_fp32()
     a_step_without_a_counted_token_changes_nothing_but_decay()
     only_matrices_decay()
-    a_step_that_is_not_finite_is_skipped_and_told("fp32")
-    a_step_that_is_not_finite_is_skipped_and_told("bf16")
+    for stage in (0, 1, 2, 3):
+        a_step_that_is_not_finite_is_skipped_and_told("fp32", stage)
+        a_step_that_is_not_finite_is_skipped_and_told("bf16", stage)
+        a_step_that_is_not_finite_is_skipped_and_told("bf16", stage, offload=True)
     every_parameter_moves_at_the_rate_of_the_step()
     the_clip_bounds_the_update()
     fresh_adam_state_is_linked_for_every_parameter()

@@ -200,3 +200,10 @@ def test_a_folder_in_use_is_told_by_one_process(manifest: Path, tmp_path: Path) 
         assert [process.wait(120) for process in processes] == [2, 2], log.read_text()
     errors = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
     assert errors == [f"error: run.dir={folder} is in use by another run; stop it or choose another run.dir"]
+
+
+def test_training_does_not_start_without_deepspeed() -> None:
+    hidden = "import runpy, sys; sys.modules['deepspeed'] = None; runpy.run_module('pretrain', run_name='__main__')"
+    found = run([sys.executable, "-c", hidden, *command()[3:]])
+    line = "error: training needs the package deepspeed, which is not installed; run tools/setup.sh\n"
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", line)

@@ -60,6 +60,32 @@ BROKEN_SETTINGS = [
         "model.sequence_length=255 is not divisible by parallel.tp=2",
     ),
     ("layers_divide_over_pp", ["parallel.pp=3"], "model.num_layers=4 is not divisible by parallel.pp=3"),
+    (
+        "layers_divide_over_pp",
+        ["parallel.pp=2", "parallel.vpp=4"],
+        "model.num_layers=4 is not divisible by parallel.pp=2 x parallel.vpp=4; lower parallel.vpp",
+    ),
+    (
+        "virtual_stages_need_a_pipeline",
+        ["parallel.vpp=2"],
+        "parallel.vpp=2 needs parallel.pp of at least 2; raise parallel.pp or set parallel.vpp=1",
+    ),
+    (
+        "sequence_divides_over_cp",
+        ["parallel.cp=3"],
+        "model.sequence_length=256 is not divisible by 2 x parallel.cp=3; change either",
+    ),
+    (
+        "sequence_parallel_needs_tp",
+        ["parallel.sp=true", "parallel.tp=4", "parallel.cp=5", "model.sequence_length=50"],
+        "model.sequence_length=50 over parallel.cp=5 is not divisible by parallel.tp=4",
+    ),
+    (
+        "divided_gradients_need_one_stage",
+        ["zero.stage=2", "parallel.pp=2"],
+        "zero.stage=2 does not go with parallel.pp=2; set zero.stage=1 or parallel.pp=1",
+    ),
+    ("divided_gradients_need_one_stage", ["zero.stage=3", "parallel.pp=4"], "zero.stage=3 does not go with"),
     ("scheme_is_known", ["model.residual.scheme=geonrm"], "did you mean geonorm?"),
     (
         "residual_settings_fit_the_scheme",
@@ -221,6 +247,13 @@ BROKEN_LAYOUTS: list[tuple[str, list[str], int, str]] = [
     ),
     ("world_size_fits_model_parallel", ["parallel.tp=2"], 3, "start a multiple of 2 processes"),
     ("profiled_ranks_exist", ["profile.window=2", "profile.global_ranks=[0,2]"], 2, "has 2, but the 2 process(es) are"),
+    ("world_size_fits_model_parallel", ["parallel.cp=2"], 3, "parallel.pp=1 x parallel.cp=2; start a multiple of 2"),
+    (
+        "virtual_stages_fill_their_rounds",
+        ["parallel.pp=2", "parallel.vpp=2"],
+        2,
+        "parallel.vpp=2 takes micro batches in rounds of parallel.pp=2, and a step has 1 a data-parallel rank",
+    ),
     ("global_batch_fits_data_parallel", [], 3, "train.global_batch=8 is not divisible by train.micro_batch=8 x 3"),
 ]
 BROKEN_DATA = [
