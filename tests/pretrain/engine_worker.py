@@ -1,6 +1,10 @@
 """Checks on one engine at a time in one process; an assertion ends the process with its traceback."""
 
+from unittest.mock import patch
+
 import torch
+from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from megatron_ext.initialize import global_names
 from pretrain import parallel
@@ -102,6 +106,55 @@ def a_step_that_is_not_finite_is_skipped_and_told(precision: str) -> None:
     assert torch.isfinite(trained.grad_norm())
 
 
+def a_skipped_step_leaves_weights_and_optimizer(precision: str) -> None:
+    """Bit for bit, and its gradients are gone: the next step is as if it had never been."""
+    trained, twin = engine(train={"precision": precision}), engine(train={"precision": precision})
+    batches = full_batches(4)
+    for one in (trained, twin):
+        one.forward_backward(batches[:2])
+        one.step(1e-3)
+    before = state_of(trained)
+    trained.measure(trained.forward_backward(batches[2:]))
+    trained.skip()
+    assert all(torch.equal(now, old) for now, old in zip(state_of(trained), before, strict=True))
+    assert adam_step(trained.deepspeed) == 1
+    for one in (trained, twin):
+        one.measure(one.forward_backward(batches[1:3]))
+        one.step(1e-3)
+    assert all(torch.equal(now, other) for now, other in zip(state_of(trained), state_of(twin), strict=True))
+
+
+def state_of(trained: Engine) -> list[torch.Tensor]:
+    return [
+        owned_fragment(parameter, name).clone()
+        for parameter in trained.module.parameters()
+        for name in ("fp32", "exp_avg", "exp_avg_sq")
+        if owned_range(parameter)
+    ]
+
+
+def the_norm_is_computed_once_and_is_deepspeed_s_own(precision: str) -> None:
+    """Whether it was looked at before the update or not, the update is the same bit for bit."""
+    measured, plain = engine(train={"precision": precision}), engine(train={"precision": precision})
+    batches = full_batches(4)
+    owner, name = {
+        "fp32": (DeepSpeedZeroOptimizer, "scaled_global_norm"),
+        "bf16": (bf16_optimizer, "get_global_norm_of_tensors"),
+    }[precision]
+    with patch.object(owner, name, autospec=True, side_effect=getattr(owner, name)) as counted:
+        result = measured.measure(measured.forward_backward(batches))
+        measured.step(1e-3)
+        assert counted.call_count == 1
+        share = plain.forward_backward(batches)
+        for group in plain.deepspeed.optimizer.param_groups:
+            group["lr"] = 1e-3
+        plain.deepspeed.step()
+        assert counted.call_count == 2, "DeepSpeed no longer computes its norm there"
+    assert result.grad_norm == float(plain.deepspeed.get_global_grad_norm())
+    assert result.loss == float(share)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(state_of(measured), state_of(plain), strict=True))
+
+
 def every_parameter_moves_at_the_rate_of_the_step() -> None:
     """Adam's first update is the learning rate times the gradient's sign."""
     trained = engine(optimizer={"weight_decay": 0.0, "epsilon": 1e-20, "beta1": 0.7, "beta2": 0.8})
@@ -166,6 +219,9 @@ def main() -> None:
     only_matrices_decay()
     a_step_that_is_not_finite_is_skipped_and_told("fp32")
     a_step_that_is_not_finite_is_skipped_and_told("bf16")
+    for precision in ("fp32", "bf16"):
+        a_skipped_step_leaves_weights_and_optimizer(precision)
+        the_norm_is_computed_once_and_is_deepspeed_s_own(precision)
     every_parameter_moves_at_the_rate_of_the_step()
     the_clip_bounds_the_update()
     fresh_adam_state_is_linked_for_every_parameter()

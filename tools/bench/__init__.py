@@ -7,5 +7,6 @@ BENCHMARKS: dict[str, str] = {
     "data": "tools.bench.data",
     "step": "tools.bench.step",
     "checkpoint": "tools.bench.checkpoint",
+    "spikes": "tools.bench.spikes",
 }
 """Name on the command line -> module, imported when it is asked for."""
