@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
-
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from pretrain.config import SpikeSettings
@@ -43,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The size of the study."""
     parser.add_argument("--seeds", type=positive_int, default=50, metavar="N", help="runs of each kind (default 50)")
     parser.add_argument(
-        *("--runs", type=Path, nargs="+", metavar="RUN"),
+        "--runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
         help="judge the curves of these run folders instead: what a run without spikes gives are false alarms",
     )
 
@@ -62,7 +64,7 @@ def run(arguments: argparse.Namespace) -> Report:
     results = {f"{correlation:g}": asdict(one) for correlation, one in studies.items()}
     about = (
         f"{arguments.seeds} runs of {STEPS} steps, Student-t(4) noise on both signals; a lone spike of {LONE:g} "
-        f"standard deviations, a ramp to {RAMP:g} in {RAMP_STEPS} steps: share acted on, by the signals that they are in"
+        f"standard deviations, a ramp to {RAMP:g} in {RAMP_STEPS} steps: share acted on, by the signals with the spike"
     )
     return Report(f"{about}\n\n{table(head, rows)}", results, {"seeds": arguments.seeds, "steps": STEPS})
 
@@ -93,6 +95,8 @@ def _judge_runs(runs: list[Path]) -> Report:
     """Told and acted-on steps of curves, as the settings' defaults would have had it; warmups are not judged."""
     rows, results = [], {}
     for run_folder in runs:
+        if not (run_folder / "tensorboard").is_dir():
+            raise UserError(f"{run_folder} has no tensorboard/; name the folder of a run")
         curves = EventAccumulator(str(run_folder / "tensorboard"), size_guidance={"scalars": 0}).Reload()
         if "train/loss" not in curves.Tags()["scalars"]:
             raise UserError(f"{run_folder} has no curves of losses; name the folder of a run")
