@@ -93,3 +93,24 @@ def test_stages_2_and_3_take_the_boundary_from_their_caller() -> None:
         DeepSpeedEngine.set_gradient_accumulation_boundary
     )
     assert "self.optimizer.clear_backward_seen_flag()" in source(DeepSpeedEngine)
+
+
+def test_all_ask_one_function_for_the_norm_within_their_step() -> None:
+    """Which is replaced for the time of a step; a norm that is not finite clears the gradients and changes nothing."""
+    zero, bf16 = source(DeepSpeedZeroOptimizer.step), source(BF16_Optimizer.step)
+    assert zero.count("self.scaled_global_norm()") == 1
+    assert "get_grad_norm_direct" not in zero
+    assert bf16.count("get_global_norm_of_tensors(") == 1
+    assert "global_norm=all_groups_norm" in bf16
+    assert "self.zero_grad(set_to_none=True)" in zero
+    assert "self.clear_hp_grads()" in bf16
+    assert "norm_type=self.norm_type" in bf16
+    whole = source(DeepSpeedZeroOptimizer_Stage3)  # decorated methods hide theirs
+    assert whole.count("self._get_norm_groups()") == 1
+    assert "scaled_global_grad_norm = combine_grad_norm_groups(norm_groups)" in whole
+
+
+def test_a_reduced_gradient_is_found_through_its_mapping() -> None:
+    """By its place in the group, as fp32."""
+    assert "def get_lp_grad_fragment(self, index_in_param_group)" in source(tensor_fragment)
+    assert "_index_in_param_group" in source(BF16_Optimizer._link_all_hp_params)
