@@ -18,6 +18,7 @@ from pretrain import parallel
 from pretrain.deepspeed_compat import owned_range
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
+from pretrain.recovery.layers import gradient_norms
 from pretrain.schedule import learning_rate
 from tests.megatron_ext.small import GPT2
 from tests.pretrain import tiny
@@ -53,23 +54,34 @@ def run(layout: str, variant: str) -> dict[str, Any]:
     documents = config.data.separate_documents
     engine = Engine(config, config.model, tiny.TOKEN_COUNTS, place, tiny.EOD if documents else None)
     ends_below = 40 if documents else 0
-    losses, norms, gradients = [], [], {}
+    losses, norms, by_layer, gradients = list[float](), list[float](), list[float](), {}
     for step in range(config.train.steps):
         share = engine.forward_backward(tiny.micro_batches(step, place.dp_rank, place.dp_size, ends_below))
         if step == 0:
             gradients = full_gradients(engine)
+            by_layer = gradient_norms(engine, config.model.num_layers)
+        measured = engine.measure(share)
         engine.step(learning_rate(step, config.train.steps, config.optimizer))
-        losses.append(float(engine.sum_shares(share)))
-        norms.append(float(engine.grad_norm()))
+        losses.append(measured.loss)
+        norms.append(measured.grad_norm)
     held_out = engine.evaluate(tiny.micro_batches(1000, place.dp_rank, place.dp_size, ends_below))
     mine = {
         "shapes": {name: tuple(p.shape) for name, p in global_names(engine.module).items()},
         "owned": {name: owned_range(p) for name, p in global_names(engine.module).items()},
+        "measured": (losses, norms),
         "place": (place.tp_rank, place.pp_rank, place.dp_rank),
     }
     ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)
-    return {"losses": losses, "norms": norms, "gradients": gradients, "validation": held_out, "ranks": ranks}
+    assert all(rank["measured"] == (losses, norms) for rank in ranks), "ranks would not decide alike"
+    return {
+        "losses": losses,
+        "norms": norms,
+        "by_layer": by_layer,
+        "gradients": gradients,
+        "validation": held_out,
+        "ranks": ranks,
+    }
 
 
 def full_gradients(engine: Engine) -> dict[str, torch.Tensor]:

@@ -70,6 +70,8 @@ def assert_equal(result: Any, expected: Any) -> None:
     assert len(result["losses"]) == 20
     assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert result["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+    assert result["by_layer"] == pytest.approx(expected["by_layer"], rel=1e-5)
+    assert sum(norm**2 for norm in result["by_layer"]) ** 0.5 == pytest.approx(result["norms"][0], rel=1e-5)
     assert result["validation"] == pytest.approx(expected["validation"], rel=1e-5)
     assert worst_gradient(result, expected) < 1e-5
 
