@@ -14,7 +14,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 
-from megatron_ext.context import Attend, DocumentRuns, attend_by_chunk, attend_by_run, bounds_of, gather_keys
+from megatron_ext.context import Attend, DocumentRuns, attend_by_chunk, attend_by_run, bounds_of, gather_keys, own_part
 from megatron_ext.documents import Documents
 from megatron_ext.retraction import compute_dtype
 
@@ -57,7 +57,7 @@ class ScaledDotProductAttention(nn.Module):
         self.cp_group: Any = parallel_state.get_context_parallel_group() if config.context_parallel_size > 1 else None
         self.dropout = config.attention_dropout if attention_dropout is None else attention_dropout
         self.layer_number = layer_number
-        self.observer: Callable[[ScaledDotProductAttention, Tensor, Tensor, Documents | None], None] | None = None
+        self.observer: Callable[[ScaledDotProductAttention, Tensor, Tensor, Any], None] | None = None
         # Under sequence parallelism Megatron-core's block runs all its layers with each rank's own numbers already.
         self.forks_random_numbers = not config.sequence_parallel
 
@@ -93,6 +93,8 @@ class ScaledDotProductAttention(nn.Module):
         packed = packed and packed_seq_params is not None
         if packed or attention_bias is not None or key.shape[0] != query.shape[0]:
             raise ValueError("ScaledDotProductAttention takes whole sequences or Documents: no bias, cache or packing")
+        if self.cp_group is not None:
+            key, value = gather_keys(key, value, self.cp_group)
         if self.observer is not None:
             self.observer(self, query, key, packed_seq_params)
         dropout = self.dropout if self.training else 0.0
@@ -116,11 +118,17 @@ class ScaledDotProductAttention(nn.Module):
                 attended = attend_by_length(query, key, value, packed_seq_params, partial(attend, is_causal=True))
         return attended.reshape(*query.shape[:2], -1)
 
+    def places_in(self, sequence: int, device: torch.device) -> Tensor:
+        """Where this rank's tokens stand in a sample of so many; int64 [sequence / cp]."""
+        places = torch.arange(sequence, device=device)
+        if self.cp_group is None:
+            return places
+        return own_part(places[None], self.cp_group.rank(), self.cp_group.size())[0]
+
     def _attend_over_ranks(
         self, query: Tensor, key: Tensor, value: Tensor, runs: DocumentRuns | None, attend: Attend, flash: bool
     ) -> Tensor:
-        """This rank's queries against the keys of all context-parallel ranks; see :meth:`forward`."""
-        key, value = gather_keys(key, value, self.cp_group)
+        """This rank's queries against keys and values of whole samples; else see :meth:`forward`."""
         if runs is None:
             return attend_by_chunk(query, key, value, self.cp_group.rank(), self.cp_group.size(), attend)
         q, k, v = (_token_by_token(tensor) for tensor in (query, key, value))
@@ -130,31 +138,30 @@ class ScaledDotProductAttention(nn.Module):
 
 
 def largest_logit(
-    query: Tensor, key: Tensor, documents: Documents | None = None, scale: float | None = None, rows: int = 512
+    query: Tensor, key: Tensor, places: Tensor, position_ids: Tensor, scale: float | None = None, rows: int = 512
 ) -> Tensor:
     """The largest scaled query-key product that the softmax of the first sample sees, over all heads.
 
     Args:
-        query: [sequence, batch, heads, head_dim].
-        key: [sequence, batch, groups, head_dim].
-        documents: within which to attend, if not over the whole sample.
+        query: [queries, batch, heads, head_dim], of a whole sample or a part of it.
+        key: [sequence, batch, groups, head_dim], of the whole sample.
+        places: int64 [queries], where each query stands in the sample, rising.
+        position_ids: int64 [queries], where it stands in its document, within which it attends.
         scale: of the products; None is 1 / sqrt(head_dim).
-        rows: of the matrix [sequence, sequence] that are in memory at once.
+        rows: of the matrix [queries, sequence] that are in memory at once.
 
     Returns:
         Scalar, fp32 (fp64 for fp64 inputs).
     """
     first_query, first_key = (tensor[:, 0].to(compute_dtype(tensor)).transpose(0, 1) for tensor in (query, key))
     first_key = first_key.repeat_interleave(len(first_query) // len(first_key), dim=0).transpose(1, 2)
-    sequence = query.shape[0]
-    place = torch.arange(sequence, device=query.device)
-    document = torch.searchsorted(documents.cu_seqlens.long(), place, right=True) if documents else place.new_zeros(1)
-    document = document.expand(sequence)
+    key_places = torch.arange(key.shape[0], device=key.device)
     largest = first_query.new_full((), -float("inf"))
-    for start in range(0, sequence, rows):
-        end = min(start + rows, sequence)
-        products = first_query[:, start:end] @ first_key[:, :, :end]
-        seen = (place[:end] <= place[start:end, None]) & (document[:end] == document[start:end, None])
+    for start in range(0, len(places), rows):
+        block = slice(start, start + rows)
+        last = places[block, None]
+        products = first_query[:, block] @ first_key
+        seen = (key_places <= last) & (key_places >= last - position_ids[block, None])
         largest = torch.maximum(largest, products.masked_fill(~seen, -float("inf")).max())
     return largest * (scale if scale is not None else query.shape[-1] ** -0.5)
 

@@ -11,6 +11,7 @@ from megatron.core import parallel_state
 from torch import Tensor, nn
 
 from megatron_ext.attention import ScaledDotProductAttention, largest_logit
+from megatron_ext.context import DocumentRuns
 from megatron_ext.documents import Documents
 from megatron_ext.residual import SUBLAYERS, Residual
 from megatron_ext.retraction import compute_dtype
@@ -115,11 +116,15 @@ class GeometryProbe:
         return self._totals
 
     @torch.no_grad()
-    def _observe_attention(self, attention: Any, query: Tensor, key: Tensor, documents: Documents | None) -> None:
+    def _observe_attention(
+        self, attention: Any, query: Tensor, key: Tensor, documents: Documents | DocumentRuns | None
+    ) -> None:
         layer = attention.layer_number - 1
         if layer not in self._attended:  # the first sample is the same in every layout
             self._attended.add(layer)
-            largest = largest_logit(query, key, documents, attention.softmax_scale)
+            places = attention.places_in(key.shape[0], query.device)
+            position_ids = places if documents is None else documents.position_ids[0]
+            largest = largest_logit(query, key, places, position_ids, attention.softmax_scale)
             _raise_to(self._of_pass.attention_logit[layer], largest)
 
     @torch.no_grad()

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from megatron_ext import SCHEMES, Geometry, GeometryProbe, find_documents
 from megatron_ext.attention import largest_logit
+from megatron_ext.context import own_part
 from tests.megatron_ext import small
 
 pytestmark = pytest.mark.usefixtures("single_process")
@@ -260,6 +261,12 @@ def test_the_largest_attention_logit_in_blocks_and_within_documents() -> None:
     apart = torch.block_diag(torch.ones(7, 7), torch.ones(6, 6), torch.ones(7, 7)).bool() & causal
     for seen, given in ((causal, None), (apart, documents)):
         for rows in (3, 20, 512):
-            largest = largest_logit(query, key, given, 0.5, rows)
+            position_ids = torch.arange(20) if given is None else given.position_ids[0]
+            largest = largest_logit(query, key, torch.arange(20), position_ids, 0.5, rows)
             torch.testing.assert_close(largest, products[:, seen].max(), rtol=1e-12, atol=0)
+            # Of two context-parallel ranks each sees its own queries, and both together all of them.
+            parts = [own_part(torch.arange(20)[None], cp_rank, 2)[0] for cp_rank in range(2)]
+            of_ranks = [largest_logit(query[part], key, part, position_ids[part], 0.5, rows) for part in parts]
+            wanted = [products[:, part][:, seen[part]].max() for part in parts]
+            torch.testing.assert_close(torch.stack(of_ranks), torch.stack(wanted), rtol=1e-12, atol=0)
     assert products[:, apart].max() < products[:, causal].max() < products.max()
