@@ -89,8 +89,7 @@ class ScaledDotProductAttention(nn.Module):
         Raises:
             ValueError: other packing, an attention bias, or a key of another length (a key/value cache).
         """
-        packed = not isinstance(packed_seq_params, DocumentRuns if self.cp_group else Documents | None)
-        packed = packed and packed_seq_params is not None
+        packed = not isinstance(packed_seq_params, (DocumentRuns if self.cp_group else Documents) | None)
         if packed or attention_bias is not None or key.shape[0] != query.shape[0]:
             raise ValueError("ScaledDotProductAttention takes whole sequences or Documents: no bias, cache or packing")
         if self.cp_group is not None:

@@ -8,9 +8,7 @@ import numpy.typing as npt
 
 from pretrain.data.manifest import Manifest
 from pretrain.data.order import SampleOrder
-from tests.pretrain.data.small import layout
-from tools.shard_writer import SplitWriter
-from tools.sharding.description import PackedData, PackedSplit, write_manifest
+from tests.pretrain.data.small import layout, write_set
 from tools.sharding.megatron import GivenVocabulary
 
 LENGTH = 32
@@ -30,39 +28,16 @@ def language(tokens: int, seed: int) -> npt.NDArray[np.int64]:
 
 def build(folder: Path, samples: int, poisoned: Sequence[int] = ()) -> Manifest:
     """A data set; the samples of the global draws ``poisoned`` hold random tokens that are rare elsewhere."""
-    folder.mkdir(parents=True)
-    splits = {}
-    for split, count in (("train", samples), ("validation", 64)):
-        tokens = language(count * LENGTH + 1, seed=len(split))
-        writer = SplitWriter(folder, split, layout(), VOCABULARY)
-        if split == "train" and len(poisoned):
-            generator = np.random.default_rng(3)
-            order = SampleOrder(_shard_sizes(samples), SEED, "")
-            for sample in order.sample_ids(np.array(poisoned)):
-                tokens[sample * LENGTH + 1 : (sample + 1) * LENGTH + 1] = generator.integers(1, 20, LENGTH)
-        writer.add_document(tokens)
-        writer.finish()
-        splits[split] = PackedSplit(
-            documents=1,
-            samples=writer.samples,
-            dropped_tokens=writer.dropped_tokens,
-            token_counts=writer.token_counts,
-            shards=tuple(writer.shards),
-        )
-    return write_manifest(
-        folder,
-        PackedData(
-            name="poisoned" if len(poisoned) else "clean",
-            sequence_length=LENGTH,
-            vocab_size=VOCABULARY.vocab_size,
-            eod_id=VOCABULARY.eod_id,
-            dtype="<u2",
-            tokenizer=None,
-            tokenizer_sha256=VOCABULARY.sha256,
-            splits=splits,
-            statistics=None,
-        ),
-    )
+    tokens = {
+        split: language(count * LENGTH + 1, seed=len(split))
+        for split, count in (("train", samples), ("validation", 64))
+    }
+    if len(poisoned):
+        generator = np.random.default_rng(3)
+        order = SampleOrder(_shard_sizes(samples), SEED, "")
+        for sample in order.sample_ids(np.array(poisoned)):
+            tokens["train"][sample * LENGTH + 1 : (sample + 1) * LENGTH + 1] = generator.integers(1, 20, LENGTH)
+    return write_set(folder, "poisoned" if len(poisoned) else "clean", VOCABULARY, layout(), tokens)
 
 
 def _shard_sizes(samples: int) -> list[int]:
