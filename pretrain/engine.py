@@ -6,7 +6,8 @@ batch's count, in any layout.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -170,17 +171,13 @@ class Engine:
     def evaluate_unless(self, parts: Sequence[Sequence[MicroBatch]], leave: Callable[[], bool]) -> float | None:
         """:meth:`evaluate` over all ``parts``, or None if ``leave``, asked before each, says so on all ranks."""
         tokens, sums = torch.zeros((), device=self.place.device), list[torch.Tensor]()
-        was_training = self.module.training
-        self.module.eval()
-        try:
+        with self._without_dropout():
             for part in parts:
                 if leave():
                     return None
                 batches = self._prepare(part)
                 tokens += torch.stack([batch.loss_mask.sum() for batch in batches]).sum()
                 sums += self._passes.run(batches, None)
-        finally:
-            self.module.train(was_training)
         total = torch.stack(sums).sum() if sums else torch.zeros((), device=self.place.device)
         dist.all_reduce(tokens, group=reducing_group())
         return float(self.sum_shares(total) / tokens)
@@ -188,13 +185,9 @@ class Engine:
     @torch.no_grad()
     def losses(self, micro_batches: Sequence[MicroBatch]) -> list[float]:
         """Mean loss of each micro batch, nats per token, without dropout; empty but on the last pipeline stage."""
-        was_training = self.module.training
-        self.module.eval()
-        try:
+        with self._without_dropout():
             batches = self._prepare(micro_batches)
             sums = self._passes.run(batches, None)
-        finally:
-            self.module.train(was_training)
         if not sums:
             return []
         counts = [batch.loss_mask.sum() for batch in batches]
@@ -202,6 +195,15 @@ class Engine:
         dist.all_reduce(both, group=parallel_state.get_context_parallel_group())
         means: list[float] = (both[0] / both[1].clamp(min=1)).tolist()
         return means
+
+    @contextmanager
+    def _without_dropout(self) -> Iterator[None]:
+        was_training = self.module.training
+        self.module.eval()
+        try:
+            yield
+        finally:
+            self.module.train(was_training)
 
     def sum_shares(self, shares: torch.Tensor) -> torch.Tensor:
         """Sum of ``shares`` (any shape) over all ranks but tensor-parallel ones, the same on every rank."""

@@ -42,12 +42,25 @@ class StepResult:
     wishes: Wishes = field(default_factory=Wishes)
 
 
+@dataclass(frozen=True)
+class LogStep:
+    """What is measured on log steps alone.
+
+    Attributes:
+        gradient_norms: of each layer, then of :data:`pretrain.monitor.tags.PARTS`.
+    """
+
+    step: int
+    geometry: Geometry
+    gradient_norms: list[float]
+
+
 class Metrics:
     """Collects step results and writes them out. Ranks other than 0 take part in the reductions only.
 
     Attributes:
         phases: where the time of this rank goes.
-        geometry: of the newest log step, on every rank.
+        newest: what was measured on the newest log step, on every rank.
     """
 
     def __init__(self, config: Config, model: ModelSettings, engine: Engine, board: Board) -> None:
@@ -66,7 +79,7 @@ class Metrics:
         self._pending: list[StepResult] = []
         self._mark = (0.0, 0, 0)
         self._observed = False
-        self.geometry: Geometry | None = None
+        self.newest: LogStep | None = None
         has_mfu = self._throughput.peak_tflops is not None
         board.layout(board_layout(model.num_layers, has_mfu, self._geometry.names, QUANTITIES))
 
@@ -95,8 +108,9 @@ class Metrics:
         norms = [result.grad_norm for result in self._pending]
         observed: dict[str, float] = {}
         if self._observed:
-            self.geometry = self._probe.reduce(dist.group.WORLD)
-            observed |= self._geometry.values(self.geometry) | norm_values(self._norms.reduce())
+            geometry, norms_of_layers = self._probe.reduce(dist.group.WORLD), self._norms.reduce()
+            self.newest = LogStep(state.step, geometry, norms_of_layers[:, QUANTITIES.index("norm")].tolist())
+            observed |= self._geometry.values(geometry) | norm_values(norms_of_layers)
         measured = self._throughput_since_the_mark(state)
         tokens_per_second = measured["throughput/tokens_per_second"]
         first = state.step - len(self._pending) + 1

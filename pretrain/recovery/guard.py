@@ -11,7 +11,6 @@ from pretrain.engine import Engine, Measured
 from pretrain.errors import SharedError
 from pretrain.feed import Feed
 from pretrain.loop import Outcome
-from pretrain.monitor.layer_norms import gradient_norms
 from pretrain.monitor.metrics import Metrics, StepResult
 from pretrain.monitor.spikes import SIGNALS, Detector, Verdict
 from pretrain.monitor.tensorboard import Board
@@ -20,7 +19,7 @@ from pretrain.recovery.describe import Describer
 from pretrain.recovery.memory import Rollback
 from pretrain.recovery.reports import Report, Signal
 from pretrain.recovery.rollback import GoingBack, Target
-from pretrain.schedule import is_log_step, learning_rate
+from pretrain.schedule import learning_rate
 from pretrain.state import TrainState
 
 
@@ -44,7 +43,6 @@ class SpikeGuard:
         self._describer, self._back, self._patience = describer, back, patience
         self._detector = Detector(config.spikes, judge_from=config.optimizer.warmup_steps + 1)
         self._layers: list[dict[str, Any]] = []
-        self._gradients: list[float] | None = None
         self._rollbacks: list[Rollback] = []
         self._reported: tuple[int, Outcome] | None = None
 
@@ -72,9 +70,6 @@ class SpikeGuard:
         """
         step = state.step + 1
         verdict = self._detector.judge(step, {"loss": measured.loss, "grad_norm": measured.grad_norm})
-        self._gradients = None
-        if is_log_step(step, self._config) and measured.finite:
-            self._gradients = gradient_norms(self._engine, self._config.model.num_layers)
         if not verdict.told:
             return Outcome.UPDATE
         with self._patience():
@@ -82,8 +77,9 @@ class SpikeGuard:
 
     def after_step(self, state: TrainState, result: StepResult) -> None:
         """Before the step may be saved, and behind the metrics: have ``state`` remember."""
-        if self._gradients is not None and self._metrics.geometry is not None:
-            now = layers.measurement(state.step, self._gradients, self._metrics.geometry)
+        newest = self._metrics.newest
+        if newest is not None and newest.step == state.step and math.isfinite(result.loss):
+            now = layers.measurement(state.step, newest.gradient_norms, newest.geometry)
             if layers.is_finite(now):
                 self._layers = [*self._layers, now][-layers.KEPT :]
         memory.remember(state, self._rollbacks, self._detector.state_dict(), self._layers)
