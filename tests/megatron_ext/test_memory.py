@@ -104,12 +104,12 @@ def test_parameters_of_every_rank_are_exact(scheme: str, changes: dict[str, Any]
 
 
 @pytest.mark.dist
-def test_two_tensor_parallel_ranks_keep_what_is_measured_for_one() -> None:
+def test_two_parallel_ranks_keep_what_is_measured_for_one() -> None:
     outputs = launch("tests.megatron_ext.memory_worker", 2)
     counted = [int(number) for number in outputs[0].split()]
-    for sp, number in zip((False, True), counted, strict=True):
-        parts = stage_parts(model_of(), ParallelSettings(tp=2, sp=sp), 2, torch.bfloat16, "cpu")
-        assert all_saved(parts) == pytest.approx(number, rel=0.01)
+    for layout, number in zip(({"tp": 2}, {"tp": 2, "sp": True}, {"cp": 2}), counted, strict=True):
+        parts = stage_parts(model_of(), ParallelSettings(**layout), 2, torch.bfloat16, "cpu")
+        assert all_saved(parts) == pytest.approx(number, rel=0.01), layout
 
 
 def test_a_gpus_kernels_keep_less() -> None:
