@@ -5,7 +5,7 @@ from typing import Any
 
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatron_ext.residual import SUBLAYERS, Sublayer
 from megatron_ext.schemes.scheme import Scheme
@@ -39,6 +39,8 @@ class ResidualLayer(TransformerLayer):  # type: ignore[misc]
         self.entry = scheme.entry(config, settings) if first and scheme.entry else None
         # The stock handler, torch.enable_grad, builds a graph under no_grad too, as in a recomputed forward pass.
         self.bias_dropout_add_exec_handler = contextlib.nullcontext
+        if self.recompute_mlp and config.add_bias_linear:
+            self.mlp.register_forward_hook(_give_a_copy_of_the_bias)
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
         """Megatron-core's forward, after the stream's entry in the network's first layer."""
@@ -46,3 +48,10 @@ class ResidualLayer(TransformerLayer):  # type: ignore[misc]
             hidden_states = self.entry(hidden_states)
         result: tuple[Tensor, Tensor | None] = super().forward(hidden_states, *arguments, **named)
         return result
+
+
+def _give_a_copy_of_the_bias(mlp: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Any:
+    """Megatron-core's MLP hands its last bias on as it is. From a recomputed MLP the parameter itself would come out as
+    a result of the checkpoint, and its gradient would recompute the MLP again, without end."""
+    mixed, bias = outputs
+    return mixed, bias.clone()

@@ -1,4 +1,4 @@
-"""Two ranks: prints the bytes that a real forward pass saves, tensor parallel without and with sp, and context parallel."""
+"""Two ranks: prints the bytes that a real forward pass saves: tp without and with sp, and cp."""
 
 import torch
 import torch.distributed as dist

@@ -21,6 +21,7 @@ CHOICES: list[dict[str, Any]] = [
     {"dropout": 0.1},
     {"dropout": 0.1, "recompute": "full"},
     {"recompute": "selective"},
+    {"recompute": "selective", "linear_bias": True},
     {"activation": "gelu", "normalization": "layernorm", "linear_bias": True, "positions": "learned"},
     {"num_query_groups": None, "qk_norm": True, "z_loss": 1e-4, "output_bias": "none"},
     {"tie_embeddings": True, "positions": "none", "vocab_size": 256},
