@@ -16,6 +16,7 @@ from typing import Any
 from pretrain.checkpoint import store
 from pretrain.data.files import write_atomically
 from pretrain.data.manifest import Manifest
+from pretrain.launch import LAUNCHER_VARIABLES
 from pretrain.provenance import versions
 from tools.sweep import curves
 from tools.sweep.data import samples_identity
@@ -111,7 +112,7 @@ class Sweep:
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "pretrain", "train", str(grid.base), *grid.overrides(run, planned.taken)],
-                env=os.environ | {"OMP_NUM_THREADS": str(self._threads)},
+                env=_alone() | {"OMP_NUM_THREADS": str(self._threads)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -223,6 +224,11 @@ class Sweep:
                 job.process.wait()
             os.close(job.lock)
         self._active.clear()
+
+
+def _alone() -> dict[str, str]:
+    """This process's environment without its launcher's place for it, which several trainers would take at once."""
+    return {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
 
 
 def is_held(folder: Path) -> bool:
