@@ -10,6 +10,7 @@
 # of the configuration. The settings of the site come from the environment, or better from a file slurm/site.sh, which is
 # sourced if it exists; SBATCH_PARTITION and SBATCH_ACCOUNT in the environment of sbatch name partition and account.
 #
+#   PROJECT    the project's folder, for sbatch alone; a job keeps two small files there (default: where sbatch was called)
 #   RUNS       folder of runs, shared by all nodes: run.dir=$RUNS/<name of the run>      (default: the configuration's)
 #   MANIFEST   data.manifest=$MANIFEST                                                   (default: the configuration's)
 #   CONTAINER  none | pyxis:IMAGE | apptainer:IMAGE, IMAGE with Python and the packages  (default: none)

@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from megatron_ext.memory import StageParts, stage_parts
 from pretrain.config import Config
@@ -13,6 +14,7 @@ from pretrain.plan.timing import StepTime, step_time
 from pretrain.rules import CONFIG_RULES, LAYOUT_RULES
 
 _LARGEST_MICRO_BATCH = 64
+_RECOMPUTE: tuple[Literal["none", "selective", "full"], ...] = ("none", "selective", "full")
 FEW_TOKENS = 2048
 """Of a micro batch on a GPU: with fewer, matrix products are too small to come near the stated MFU."""
 
@@ -136,9 +138,7 @@ def _candidates(config: Config, machines: Machines, cps: Sequence[int]) -> Itera
     for cp, tp, pp in itertools.product(cps, tps, pps):
         if machines.gpus % (cp * tp * pp):
             continue
-        for vpp, stage, micro_batch, recompute in itertools.product(
-            vpps, stages, micro_batches, ("none", "selective", "full")
-        ):
+        for vpp, stage, micro_batch, recompute in itertools.product(vpps, stages, micro_batches, _RECOMPUTE):
             candidate = config.model_copy(
                 update={
                     "parallel": dataclasses.replace(config.parallel, tp=tp, sp=tp > 1, pp=pp, vpp=vpp, cp=cp),
