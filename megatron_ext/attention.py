@@ -83,6 +83,9 @@ class ScaledDotProductAttention(nn.Module):
         packed = packed_seq_params is not None and not isinstance(packed_seq_params, Documents)
         if packed or attention_bias is not None or key.shape[0] != query.shape[0]:
             raise ValueError("ScaledDotProductAttention takes whole sequences or Documents: no bias, cache or packing")
+        if value.untyped_storage()._cdata != key.untyped_storage()._cdata:
+            # Queries and keys were turned or normed since: a view would keep what they were before, too.
+            value = value.contiguous()
         dropout = self.dropout if self.training else 0.0
         attend = partial(
             F.scaled_dot_product_attention,

@@ -9,8 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from megatron_ext.kernels.eager import compute_dtype
 from megatron_ext.residual import SUBLAYERS, Residual
-from megatron_ext.retraction import compute_dtype, tangent
+from megatron_ext.retraction import tangent
 
 
 @dataclass(frozen=True)

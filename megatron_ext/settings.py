@@ -83,7 +83,12 @@ class ModelSettings:
         z_loss: adds z_loss * log(Z)^2 to the training objective of every token, Z the sum of its exponentiated logits
             (PaLM, arXiv 2204.02311, takes 1e-4); 0 is off. The reported loss stays the cross-entropy alone.
         init_std: standard deviation of the initial weights; residual.output_init scales the output projections'.
-        recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass.
+        recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass; ``mlp`` keeps
+            the attention's parts and recomputes the MLP.
+        kernels: implementation of retraction, SwiGLU and, on a CPU, RMSNorm: ``triton`` (NVIDIA's GPUs), ``compiled``
+            (torch.compile; on a CPU it needs a C++ compiler, and is ``eager`` with a warning where there is none),
+            ``eager`` (torch's operations one by one), or ``auto``: triton on a GPU, else eager. They differ in the
+            last digits, so a run is only reproduced bit for bit by the one that it began with.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
@@ -107,7 +112,8 @@ class ModelSettings:
     dropout: float = 0.0
     z_loss: float = 0.0
     init_std: float = 0.02
-    recompute: Literal["none", "full"] = "none"
+    recompute: Literal["none", "mlp", "full"] = "none"
+    kernels: Literal["auto", "eager", "compiled", "triton"] = "auto"
     residual: ResidualSettings = field(default_factory=ResidualSettings)
 
 
