@@ -18,12 +18,14 @@ class Flops:
 
     Attributes:
         layers: matrices of attention and MLP.
+        mlp: of these, the MLP's.
         head: the output layer.
         attention: scores and weighted values.
         residual: norms and steps of the residual scheme; element by element, so no part of :attr:`model`.
     """
 
     layers: int
+    mlp: int
     head: int
     attention: int
     residual: int
@@ -48,6 +50,7 @@ def flops_per_token(model: ModelSettings) -> Flops:
     mlp = (3 if model.activation == "swiglu" else 2) * model.ffn_hidden_size
     return Flops(
         layers=6 * layers * hidden * (2 * hidden + key_value + mlp),
+        mlp=6 * layers * hidden * mlp,
         head=6 * hidden * model.vocab_size,
         attention=12 * layers * hidden * model.sequence_length,
         residual=3 * layers * scheme_of(model.residual).flops(hidden),

@@ -15,6 +15,7 @@ from pretrain.data.ahead import ReadAhead
 from pretrain.engine import Engine
 from pretrain.evaluate import Validation
 from pretrain.feed import Feed, needs_tokens
+from pretrain.kernels import with_kernels
 from pretrain.launch import Launch
 from pretrain.loop import Callback, train
 from pretrain.monitor.metrics import Metrics
@@ -38,7 +39,7 @@ def run_training(config: Config, launch: Launch, signals: Signals) -> Stop:
     """
     check_config(config)
     check_layout(config, launch.world_size)
-    config = with_scheme_defaults(config)
+    config = with_kernels(with_scheme_defaults(config), loud=launch.global_rank == 0)
     start = find_start(config, launch.world_size)
     if start.state.step >= config.train.steps:
         if launch.global_rank == 0:
@@ -119,7 +120,7 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board) -> Non
     print(
         f"{config.model.residual.scheme}: {parameters / 1e6:.1f} M parameters, {config.train.precision}, "
         f"tp {parallelism.tp} x pp {parallelism.pp} x dp {place.dp_size}, ZeRO-{config.zero.stage}, "
-        f"{'sequence parallel, ' if parallelism.sp else ''}on {place.device.type}\n"
+        f"{'sequence parallel, ' if parallelism.sp else ''}{config.model.kernels} kernels on {place.device.type}\n"
         f"run folder {config.run.dir}, " + _beginning(config, start),
         flush=True,
     )

@@ -63,7 +63,8 @@ def residual_layer_spec(config: TransformerConfig, residual: ResidualSettings) -
     attention.core_attention = ScaledDotProductAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = model_norm(config)
-    if config.gated_linear_unit and config.activation_func is F.silu:
+    plain = config.activation_func_clamp_value is None and not config.glu_linear_offset
+    if plain and config.gated_linear_unit and config.activation_func is F.silu:
         layer.mlp = SwiGLUMLP  # as a class: Megatron-core warns of a spec whose class it does not know
     layer.input_layernorm = scheme.attention_norm(config, settings) or IdentityOp
     layer.pre_mlp_layernorm = scheme.mlp_norm(config, settings) or IdentityOp

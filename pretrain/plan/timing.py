@@ -57,7 +57,7 @@ def step_time(config: Config, parts: StageParts, vocab_size: int, gpus: int, gpu
     rate = gpu.bf16_tflops * 1e12 * mfu
     tokens = train.micro_batch * config.model.sequence_length / parallel.tp
     layers, head = (tokens * f / rate for f in (flops.layers + flops.attention, flops.head))
-    again = layers / 3 if config.model.recompute == "full" else 0.0
+    again = {"none": 0.0, "mlp": tokens * flops.mlp / rate / 3, "full": layers / 3}[config.model.recompute]
     # The slowest stage sets the pace: the last one has the head.
     pace = (layers + again) / parallel.pp + head
     model = micro_batches * (layers + head) / parallel.pp
@@ -74,7 +74,7 @@ def _tensor_seconds(config: Config, gpu: Gpu) -> float:
     parallel, model = config.parallel, config.model
     if parallel.tp == 1:
         return 0.0
-    passes = 3 if model.recompute == "full" else 2
+    passes = {"none": 2.0, "mlp": 2.5, "full": 3.0}[model.recompute]
     states = config.train.micro_batch * model.sequence_length * model.hidden_size * dtype_of(config).itemsize
     sent = 2 * (parallel.tp - 1) / parallel.tp * states
     return model.num_layers / parallel.pp * 2 * passes * sent / _ring_speed(gpu, parallel.tp, 1)
