@@ -70,13 +70,38 @@ def tangent(state: Tensor, update: Tensor) -> Tensor:
 
 
 def project_to_sphere(state: Tensor, radius: float | Tensor) -> Tensor:
-    """Scale every row of `state` [..., hidden] to norm `radius`; same shape and type. A row of zeros stays zero."""
-    x = state.to(compute_dtype(state))
-    squared_norm = x.square().sum(-1, keepdim=True)
-    safe = squared_norm.clamp_min(torch.finfo(x.dtype).tiny)
-    # A row of zeros has no direction: its scale, and with it its gradient, is zero.
-    scale = torch.where(squared_norm > 0, radius * safe.rsqrt(), 0.0)
-    return (x * scale).to(state.dtype)
+    """Scale every row of `state` [..., hidden] to norm `radius`; same shape and type. A row of zeros stays zero.
+
+    `radius` is a number, or a tensor that spreads over the rows' [..., 1]; it gets a gradient. Of the hidden width only
+    the result is kept for the backward pass.
+    """
+    result: Tensor = _Project.apply(state, radius)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Project(torch.autograd.Function):
+    """y = radius x / |x|: dx = radius / |x| (g - <g, e> e), dradius = <g, e>, with the direction e = y / radius."""
+
+    @staticmethod
+    def forward(ctx: Any, state: Tensor, radius: float | Tensor) -> Tensor:
+        x = state.to(compute_dtype(state))
+        # A row of zeros has no direction: its scale, and with it its gradient, is zero.
+        scale = radius * inverse_of(dot(x, x)).sqrt()
+        projected = (x * scale).to(state.dtype)
+        ctx.save_for_backward(projected, scale, radius if isinstance(radius, Tensor) else None)
+        ctx.radius = None if isinstance(radius, Tensor) else radius
+        return projected
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        projected, scale, radius = ctx.saved_tensors
+        length = torch.full_like(scale, ctx.radius) if radius is None else radius.to(scale.dtype)
+        g = grad.to(scale.dtype)
+        direction = projected.to(scale.dtype) * torch.where(length > 0, 1 / length, 0.0)
+        radial = dot(g, direction)
+        grad_state = (scale * (g - radial * direction)).to(projected.dtype)
+        return grad_state, radial.sum_to_size(radius.shape).to(radius.dtype) if ctx.needs_input_grad[1] else None
 
 
 def retract(

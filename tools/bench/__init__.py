@@ -6,6 +6,7 @@ A benchmark is a module with ``add_arguments(parser)`` and ``run(arguments) -> R
 BENCHMARKS: dict[str, str] = {
     "data": "tools.bench.data",
     "step": "tools.bench.step",
+    "residual": "tools.bench.residual",
     "checkpoint": "tools.bench.checkpoint",
 }
 """Name on the command line -> module, imported when it is asked for."""

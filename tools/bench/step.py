@@ -1,7 +1,8 @@
 """Time one training step: the schemes in our Engine against a GPT of the same size in plain PyTorch.
 
 A step is forward and backward over the micro batches, gradient reduction, clip and AdamW; fetching is left out. Runs in
-one process, on the GPU where CUDA is. Nothing of ours is compiled, so the peer is not; --compile adds a peer that is.
+one process, on the GPU where CUDA is. Unless --kernels says so, nothing of ours is compiled, so the peer is not;
+--compile adds a peer that is.
 """
 
 import argparse
@@ -43,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--micro-batch", type=positive_int, metavar="N", help=f"samples, of which a step takes {MICRO_BATCHES} times N"
+    )
+    parser.add_argument(
+        "--kernels",
+        choices=("auto", "eager", "compiled", "triton"),
+        default="auto",
+        help="model.kernels of our rows (default: auto)",
     )
     parser.add_argument("--compile", action="store_true", help="one more row: the plain model under torch.compile")
 
