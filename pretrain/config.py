@@ -136,7 +136,14 @@ class TrainSettings(Section):
 
 
 class OptimizerSettings(Section):
-    """AdamW with linear warmup to ``lr`` and cosine decay to ``min_lr`` at the last step.
+    """AdamW; its learning rate rises linearly to ``lr`` over ``warmup_steps``, then follows ``schedule``.
+
+    ``cosine`` and ``linear`` fall to ``min_lr`` at the last step; ``constant`` stays at ``lr``. ``wsd`` (warmup,
+    stable, decay: arXiv 2404.06395) stays there until ``decay_start`` steps are completed, then falls to ``min_lr``
+    over ``decay_steps``, and stays there. With either left out the decay ends with the run; with both it is the last
+    tenth. Its ``decay_shape`` is ``linear``, ``cosine``, or ``minus_sqrt``, 1 - sqrt(progress) (arXiv 2405.18392). A
+    step is an update, whatever its batch, and the rate depends on its number alone: a checkpoint of the stable phase,
+    or of a ``constant`` run, goes on stable or in a decay, as ``train.steps`` and these settings then say.
 
     Left out, ``lr`` and ``warmup_steps`` are those of :mod:`pretrain.recipe` for the scheme, and ``min_lr`` a tenth of
     ``lr``. Norms, biases and step sizes are never decayed. ``clip`` bounds the global gradient norm; 0 turns it off.
@@ -145,6 +152,10 @@ class OptimizerSettings(Section):
     lr: float = Field(gt=0)
     min_lr: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    decay_start: int | None = Field(default=None, ge=0)
+    decay_steps: int | None = Field(default=None, gt=0)
+    decay_shape: Literal["linear", "cosine", "minus_sqrt"] | None = None
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)

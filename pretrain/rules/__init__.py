@@ -55,6 +55,7 @@ from pretrain.rules.stream import (
 from pretrain.rules.training import (
     a_lower_rate_lasts,
     a_rollback_has_where_to_go,
+    decay_fits_the_run,
     micro_batch_divides_global_batch,
     run_has_a_folder,
     schedule_fits_the_run,
@@ -87,6 +88,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     saved_output_shows_the_update,
     micro_batch_divides_global_batch,
     schedule_fits_the_run,
+    decay_fits_the_run,
     mode_reads_what_is_named,
     data_are_named_once,
     stream_has_places_that_can_be_read,

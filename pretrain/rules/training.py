@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pretrain.config import Config
+from pretrain.schedule import decay_window
 
 
 def micro_batch_divides_global_batch(config: Config) -> str | None:
@@ -22,6 +23,31 @@ def schedule_fits_the_run(config: Config) -> str | None:
         return f"optimizer.warmup_steps={optimizer.warmup_steps} must be below train.steps={steps}; change either"
     if optimizer.min_lr > optimizer.lr:
         return f"optimizer.min_lr={optimizer.min_lr} is above optimizer.lr={optimizer.lr}; lower it"
+    return None
+
+
+def decay_fits_the_run(config: Config) -> str | None:
+    """The schedule wsd has its decay behind the warmup and within the run; no other schedule has one to set."""
+    optimizer, steps = config.optimizer, config.train.steps
+    if optimizer.schedule != "wsd":
+        for name in ("decay_start", "decay_steps", "decay_shape"):
+            if (value := getattr(optimizer, name)) is not None:
+                return (
+                    f"optimizer.{name}={value} belongs to optimizer.schedule=wsd, not to {optimizer.schedule}; set "
+                    "that, or remove it"
+                )
+        return None
+    start, end = decay_window(steps, optimizer)
+    if start < optimizer.warmup_steps:
+        return (
+            f"optimizer.schedule=wsd decays from step {start} on, before the end of "
+            f"optimizer.warmup_steps={optimizer.warmup_steps}; lower that or change optimizer.decay_start, decay_steps"
+        )
+    if end > steps:
+        return (
+            f"optimizer.schedule=wsd decays until step {end}, behind the last of train.steps={steps}; lower "
+            "optimizer.decay_start or decay_steps, or raise train.steps"
+        )
     return None
 
 

@@ -161,7 +161,22 @@ BROKEN_SETTINGS = [
     ),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
+WSD = "optimizer.schedule=wsd"
 BROKEN_SETTINGS += [
+    (
+        "decay_fits_the_run",
+        ["optimizer.decay_steps=10"],
+        "optimizer.decay_steps=10 belongs to optimizer.schedule=wsd, not to cosine; set that, or remove it",
+    ),
+    ("decay_fits_the_run", ["optimizer.decay_start=0"], "optimizer.decay_start=0 belongs to optimizer.schedule=wsd"),
+    ("decay_fits_the_run", [WSD, "optimizer.decay_start=14"], "decays from step 14 on, before the end of optimizer."),
+    ("decay_fits_the_run", [WSD, "optimizer.decay_steps=136"], "decays from step 14 on, before the end of optimizer."),
+    (
+        "decay_fits_the_run",
+        [WSD, "optimizer.decay_start=141", "optimizer.decay_steps=10"],
+        "optimizer.schedule=wsd decays until step 151, behind the last of train.steps=150; lower",
+    ),
+    ("decay_fits_the_run", [WSD, "optimizer.decay_start=150"], "decays until step 151, behind the last"),
     ("spikes_are_told_before_they_are_acted_on", ["spikes.act=5"], "spikes.act=5 is below spikes.log=7; raise it"),
     (
         "a_rollback_has_where_to_go",
