@@ -34,7 +34,7 @@ class Section(BaseModel):
 
 
 class RunSettings(Section):
-    """Where a run lives: ``dir`` receives checkpoints/, launches/, tensorboard/, profile/ and config.yaml."""
+    """Where a run lives: ``dir`` receives checkpoints/, launches/, profile/, spikes/, tensorboard/ and config.yaml."""
 
     dir: Path
 

@@ -134,7 +134,7 @@ def a_skipped_step_leaves_weights_and_optimizer(precision: str, stage: int, offl
 
 
 def state_of(trained: Engine) -> list[torch.Tensor]:
-    create_adam_state(trained.deepspeed)
+    create_adam_state(trained.deepspeed)  # links what DeepSpeed left unlinked
     return [
         owned_fragment(parameter, name).clone()
         for parameter in trained.module.parameters()

@@ -22,7 +22,7 @@ from pretrain import parallel
 from pretrain.deepspeed_compat import accumulated_gradient, create_adam_state, owned_fragment, owned_range
 from pretrain.engine import Engine
 from pretrain.launch import read_launch
-from pretrain.monitor.layer_norms import LayerNorms
+from pretrain.monitor.layer_norms import LayerNorms, gradient_norms
 from pretrain.schedule import learning_rate
 from tests.megatron_ext.small import GPT2
 from tests.pretrain import tiny
@@ -125,16 +125,18 @@ def run(layout: str, variants: list[str], steps: int) -> dict[str, Any]:
     layer_norms, of_layers = LayerNorms(engine, config.model.num_layers), []
     for step in range(steps):
         share = engine.forward_backward(batches(step))
-        result["norms"].append(float(engine.grad_norm()))
+        measured = engine.measure(share)
+        result["norms"].append(measured.grad_norm)
         if step == 0:
             result["gradients"] = full_gradients(engine)
+            result["by_layer"] = gradient_norms(engine, config.model.num_layers)
             result["first_weights"] = full_weights(engine)
         with layer_norms.recording():
             engine.step(learning_rate(step, config.train.steps, config.optimizer))
         if step == 0:
             result["second_weights"] = full_weights(engine)
         of_layers.append(layer_norms.reduce())
-        result["losses"].append(float(engine.sum_shares(share)))
+        result["losses"].append(measured.loss)
     result["of_layers"] = torch.stack(of_layers)
     # One micro batch at a time: fewer than an interleaved schedule takes.
     result["validation"] = engine.evaluate_unless([[batch] for batch in batches(1000)], lambda: False)
@@ -142,9 +144,12 @@ def run(layout: str, variants: list[str], steps: int) -> dict[str, Any]:
     mine = {
         "shapes": {name: tuple(engine.shapes[p]) for name, p in global_names(engine.module).items()},
         "owned": {name: owned_range(p) for name, p in global_names(engine.module).items()},
+        "measured": (result["losses"], result["norms"]),
         "place": (place.tp_rank, place.pp_rank, place.dp_rank),
     }
-    return result | {"ranks": from_all(mine)}
+    ranks = from_all(mine)
+    assert all(each["measured"] == mine["measured"] for each in ranks), "ranks would not decide alike"
+    return result | {"ranks": ranks}
 
 
 def full_gradients(engine: Engine) -> dict[str, torch.Tensor]:

@@ -5,21 +5,21 @@ import time
 from typing import Any
 
 from pretrain.__main__ import main
-from pretrain.engine import Engine
 from pretrain.errors import run_cli
+from pretrain.passes import SchedulePasses
 
 SECONDS = 0.5
 
 
 def slow_down() -> None:
     """Have every pass through the model take so much longer."""
-    run_schedule = Engine._run_schedule
+    run = SchedulePasses.run
 
     def slow(*arguments: Any) -> list[Any]:
         time.sleep(SECONDS)
-        return run_schedule(*arguments)
+        return run(*arguments)
 
-    Engine._run_schedule = slow  # type: ignore[method-assign]
+    SchedulePasses.run = slow  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -122,6 +122,8 @@ def assert_equal(result: Any, expected: Any) -> None:
     assert len(result["losses"]) == 20
     assert result["losses"] == pytest.approx(expected["losses"], rel=1e-5)
     assert result["norms"] == pytest.approx(expected["norms"], rel=1e-5)
+    assert result["by_layer"] == pytest.approx(expected["by_layer"], rel=1e-5)
+    assert sum(norm**2 for norm in result["by_layer"]) ** 0.5 == pytest.approx(result["norms"][0], rel=1e-5)
     assert result["validation"] == pytest.approx(expected["validation"], rel=1e-5)
     assert torch.allclose(result["of_layers"], expected["of_layers"], rtol=1e-4, atol=0), "norms per layer"
     for what in ("gradients", "weights"):

@@ -101,7 +101,7 @@ def test_the_study_in_small(correlation: float) -> None:
 
 def test_the_study_judges_as_the_detector_does() -> None:
     losses, norms = study.noisy_run(0.5, 1, 900, seed=4)
-    losses[0, 700:720] += 0.6
+    losses[0, 700:720] += 2
     acts = study.actions(losses, norms, SETTINGS)[0]
     verdicts = judged(Detector(SETTINGS), losses[0], norms[0])
     assert [verdict.act for verdict in verdicts] == acts.tolist()

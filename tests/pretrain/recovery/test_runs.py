@@ -142,6 +142,17 @@ def test_an_infinite_gradient_on_one_rank_takes_all_back(data: Path, tmp_path: P
             assert "the update was skipped" in said
 
 
+def test_checkpoints_from_within_a_spike_are_none_to_go_back_to(data: Path, tmp_path: Path) -> None:
+    """It is acted on at its third step, when its first ones are saved; they are removed and saved anew."""
+    more = ["spikes.act=1e9", "checkpoint.every=1", "train.steps=82", "validation.every=0"]
+    said = complete(settings(data / "poisoned", tmp_path / "run", "rollback", *more), tmp_path / "log")
+    (path,) = (tmp_path / "run" / "spikes").glob("rollback-*")
+    report = json.loads(path.read_text())
+    assert (report["step"], report["onset"], report["rollback"]["to"]) == (79, 77, 76)
+    assert said.count("saved to") == 82 + 2
+    assert "warning" not in said
+
+
 def test_rollbacks_without_end_end_the_run(data: Path, tmp_path: Path) -> None:
     more = ["spikes.skip_after=0", "spikes.max_rollbacks=2", "validation.every=0"]
     said = complete(settings(data / "poisoned", tmp_path / "run", "rollback", *more), tmp_path / "log", status=2)
