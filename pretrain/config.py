@@ -116,8 +116,23 @@ class ZeroSettings(Section):
     offload_optimizer: bool = False
 
 
+class RampupSettings(Section):
+    """A global batch that grows in equal stages, as Megatron-LM's ``--rampup-batch-size``; left out, it does not.
+
+    The first steps take ``start`` samples. While the run consumes its first ``samples`` samples, ``increment`` more are
+    added time and again, after equal numbers of them, up to ``train.global_batch``.
+    """
+
+    start: int | None = Field(default=None, gt=0)
+    increment: int | None = Field(default=None, gt=0)
+    samples: int | None = Field(default=None, gt=0)
+
+
 class TrainSettings(Section):
     """Length and batch of a run.
+
+    ``steps`` counts updates, whatever their batch, as all settings in steps do. ``rampup`` starts with smaller batches;
+    the order of samples stays the same. ``python -m pretrain plan`` tells the tokens that a run then takes.
 
     ``micro_batch`` and ``global_batch`` count samples; ``seed`` decides the initial weights and the order of samples;
     ``precision`` bf16 keeps fp32 master weights and accumulates gradients in fp32.
@@ -130,6 +145,7 @@ class TrainSettings(Section):
     steps: int = Field(gt=0)
     micro_batch: int = Field(gt=0)
     global_batch: int = Field(gt=0)
+    rampup: RampupSettings = RampupSettings()
     seed: int = Field(default=1234, ge=0, lt=2**63)
     precision: Literal["bf16", "fp32"] = "bf16"
     init_from: Path | None = None

@@ -16,6 +16,28 @@ def micro_batch_divides_global_batch(config: Config) -> str | None:
     )
 
 
+def rampup_ends_in_the_global_batch(config: Config) -> str | None:
+    """The batch grows from its start to the global batch in whole increments, each a whole number of micro batches."""
+    train, rampup = config.train, config.train.rampup
+    given = [name for name, value in rampup if value is not None]
+    missing = [name for name, value in rampup if value is None]
+    if given and missing:
+        return f"train.rampup.{missing[0]} is missing beside train.rampup.{given[0]}; give start, increment and samples"
+    if rampup.start is None or rampup.increment is None:
+        return None
+    if rampup.start >= train.global_batch or (train.global_batch - rampup.start) % rampup.increment:
+        return (
+            f"train.rampup.start={rampup.start} does not reach train.global_batch={train.global_batch} in steps of "
+            f"train.rampup.increment={rampup.increment}; change one of them"
+        )
+    for name, size in (("start", rampup.start), ("increment", rampup.increment)):
+        if size % train.micro_batch:
+            return (
+                f"train.rampup.{name}={size} is not divisible by train.micro_batch={train.micro_batch}; change either"
+            )
+    return None
+
+
 def schedule_fits_the_run(config: Config) -> str | None:
     """The learning rate rises within the run and does not end above its peak."""
     optimizer, steps = config.optimizer, config.train.steps

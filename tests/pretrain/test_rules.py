@@ -20,6 +20,7 @@ def demo(*overrides: str) -> Config:
     return load_config(REPOSITORY / "configs/demo.yaml", list(overrides))
 
 
+RAMP = ["train.rampup.start=8", "train.rampup.increment=8", "train.rampup.samples=64"]
 BROKEN_SETTINGS = [
     (
         "what_is_kept_beside_the_last_can_be_told",
@@ -146,6 +147,22 @@ BROKEN_SETTINGS = [
         "set clamp to less than that",
     ),
     ("micro_batch_divides_global_batch", ["train.global_batch=15"], "train.global_batch=15"),
+    (
+        "rampup_ends_in_the_global_batch",
+        ["train.rampup.start=4"],
+        "train.rampup.increment is missing beside train.rampup.start; give start, increment and samples",
+    ),
+    (
+        "rampup_ends_in_the_global_batch",
+        [*RAMP, "train.global_batch=48", "train.rampup.increment=24"],
+        "train.rampup.start=8 does not reach train.global_batch=48 in steps of train.rampup.increment=24; change one",
+    ),
+    ("rampup_ends_in_the_global_batch", RAMP, "train.rampup.start=8 does not reach train.global_batch=8"),
+    (
+        "rampup_ends_in_the_global_batch",
+        [*RAMP, "train.global_batch=16", "train.micro_batch=16"],
+        "train.rampup.start=8 is not divisible by train.micro_batch=16; change either",
+    ),
     ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=15 must be below train.steps=10"),
     ("scheme_is_known", ["model.residual.scheme=GEONORM"], "did you mean geonorm?"),
     ("run_has_a_folder", ["run.dir=''"], "run.dir is empty; name a folder for the run"),
@@ -253,6 +270,7 @@ BROKEN_SETTINGS += [
         "model.output_bias=unigram needs token counts, which nobody has in data.mode=stream; set",
     ),
 ]
+RAMPING = [*RAMP, "train.global_batch=24"]
 BROKEN_LAYOUTS: list[tuple[str, list[str], int, str]] = [
     (
         "stream_has_a_shard_for_every_rank",
@@ -267,7 +285,25 @@ BROKEN_LAYOUTS: list[tuple[str, list[str], int, str]] = [
         "virtual_stages_fill_their_rounds",
         ["parallel.pp=2", "parallel.vpp=2"],
         2,
-        "parallel.vpp=2 takes micro batches in rounds of parallel.pp=2, and a step has 1 a data-parallel rank",
+        "parallel.vpp=2 takes micro batches in rounds of parallel.pp=2, and a step of 8 samples has 1 a data-",
+    ),
+    (
+        "virtual_stages_fill_their_rounds",
+        [*RAMPING, "train.micro_batch=4", "parallel.pp=4", "parallel.vpp=2", "train.global_batch=16"],
+        4,
+        "and a step of 8 samples has 2 a data-parallel rank; use a multiple of 4 by train.global_batch, train.rampup",
+    ),
+    (
+        "global_batch_fits_data_parallel",
+        RAMPING,
+        3,
+        "train.rampup.start=8 is not divisible by train.micro_batch=8 x 3 data-parallel ranks, which share every batch",
+    ),
+    (
+        "global_batch_fits_data_parallel",
+        ["train.rampup.start=16", "train.rampup.increment=8", "train.rampup.samples=64", "train.global_batch=32"],
+        2,
+        "train.rampup.increment=8 is not divisible by train.micro_batch=8 x 2 data-parallel ranks",
     ),
     ("global_batch_fits_data_parallel", [], 3, "train.global_batch=8 is not divisible by train.micro_batch=8 x 3"),
 ]
