@@ -76,7 +76,8 @@ def _time(plan: Plan) -> list[str]:
         f"        {_duration(time.model)} at {machines.mfu:.0%} of {machines.gpu.bf16_tflops:g} TFLOP/s (--mfu){more}; "
         f"MFU of the whole step {time.mfu:.0%}",
         f"run     {plan.config.train.steps:,} steps, {_count(plan.tokens)} tokens{_epochs(plan)}, "
-        f"{_duration(plan.seconds)}, {plan.seconds / 3600 * machines.gpus:,.0f} GPU hours (validation and checkpoints not counted)",
+        f"{_duration(plan.seconds)}, {plan.seconds / 3600 * machines.gpus:,.0f} GPU hours (validation and checkpoints "
+        "not counted)",
         *_rampup(plan),
         f"FLOPs   {CONVENTION[0]}",
         f"        {CONVENTION[1]}",
