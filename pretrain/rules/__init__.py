@@ -19,6 +19,7 @@ from pretrain.rules.data import (
     vocabulary_fits_tokenizer,
 )
 from pretrain.rules.layout import (
+    compiled_layers_are_whole,
     divided_gradients_need_one_stage,
     ffn_divides_over_tp,
     global_batch_fits_data_parallel,
@@ -82,6 +83,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     virtual_stages_need_a_pipeline,
     layers_divide_over_pp,
     divided_gradients_need_one_stage,
+    compiled_layers_are_whole,
     scheme_is_known,
     residual_settings_fit_the_scheme,
     residual_numbers_are_positive,

@@ -73,6 +73,28 @@ def divided_gradients_need_one_stage(config: Config) -> str | None:
     return None
 
 
+def compiled_layers_are_whole(config: Config) -> str | None:
+    """One graph serves all micro batches, and the layer's weights are there when it runs."""
+    if not config.train.compile:
+        return None
+    if config.zero.stage == 3:
+        return (
+            "train.compile=true does not go with zero.stage=3, which gathers weights within a layer; use another stage "
+            "or remove it"
+        )
+    if config.model.dropout:
+        return (
+            f"train.compile=true does not go with model.dropout={config.model.dropout}, whose random numbers belong to "
+            "each rank and step; remove either"
+        )
+    if config.data.separate_documents:
+        return (
+            "train.compile=true does not go with data.separate_documents=true: every length of document would be "
+            "compiled; remove either"
+        )
+    return None
+
+
 def world_size_fits_model_parallel(config: Config, world_size: int) -> str | None:
     """Every process belongs to one copy of the model."""
     tp, pp, cp, ranks = (

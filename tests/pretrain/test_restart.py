@@ -168,6 +168,30 @@ def test_a_run_with_dropout_goes_on_bit_for_bit(manifest: Path, tmp_path: Path) 
     assert runs.curve(resumed, "validation/loss") == {6: runs.curve(whole, "validation/loss")[6]}
 
 
+@pytest.mark.slow
+def test_a_compiled_run_goes_on_bit_for_bit(manifest: Path, tmp_path: Path) -> None:
+    settings = ["train.compile=true", "train.steps=6", "checkpoint.every=3", "logging.every=6", "validation.every=3"]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    complete(overrides(manifest, whole, *settings), 1, tmp_path / "whole.log")
+    assert "torch.compile does not work" not in (tmp_path / "whole.log").read_text()
+    shutil.copytree(whole / "checkpoints/step-00000003", resumed / "checkpoints/step-00000003")
+    complete(overrides(manifest, resumed, *settings), 1, tmp_path / "resumed.log")
+    for tag in ("train/loss", "train/grad_norm"):
+        expected = runs.curve(whole, tag)
+        assert runs.curve(resumed, tag) == {step: expected[step] for step in (4, 5, 6)}, tag
+
+
+def test_a_run_goes_on_eager_where_there_is_no_compiler(manifest: Path, tmp_path: Path) -> None:
+    settings = ["train.steps=3", "checkpoint.every=0", "logging.every=3", "validation.every=0"]
+    complete(overrides(manifest, tmp_path / "eager", *settings), 1, tmp_path / "eager.log")
+    log, settings = tmp_path / "log", overrides(manifest, tmp_path / "run", *settings, "train.compile=true")
+    runs.finish(runs.start(settings, 1, log, module=("tests.pretrain.no_compiler_run",)), log)
+    (line,) = [line for line in log.read_text().splitlines() if "train.compile" in line]
+    assert line.startswith("warning: train.compile: torch.compile does not work on global rank 0 (")
+    assert line.endswith("all layers run eager; install a C++ compiler, on GPUs Triton too, or leave it out")
+    assert runs.curve(tmp_path / "run", "train/loss") == runs.curve(tmp_path / "eager", "train/loss")
+
+
 def test_a_killed_run_leaves_no_process_behind(manifest: Path, tmp_path: Path) -> None:
     """A process that outlives its rank would hold the run's output open, and whoever waits for its end would hang."""
     run, log = tmp_path / "run", tmp_path / "log"

@@ -178,6 +178,19 @@ BROKEN_SETTINGS = [
     ),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
+BROKEN_SETTINGS += [
+    (
+        "compiled_layers_are_whole",
+        ["train.compile=true", "zero.stage=3"],
+        "train.compile=true does not go with zero.stage=3, which gathers weights within a layer; use another stage",
+    ),
+    ("compiled_layers_are_whole", ["train.compile=true", "model.dropout=0.1"], "does not go with model.dropout=0.1"),
+    (
+        "compiled_layers_are_whole",
+        ["train.compile=true", "data.separate_documents=true"],
+        "train.compile=true does not go with data.separate_documents=true: every length of document would be compiled",
+    ),
+]
 WSD = "optimizer.schedule=wsd"
 BROKEN_SETTINGS += [
     (
