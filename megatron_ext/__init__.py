@@ -1,5 +1,6 @@
 """Transformers with a residual stream on the sphere, as an extension of Megatron-core."""
 
+from megatron_ext.backends import what_backend_lacks
 from megatron_ext.compiling import compile_layers, why_not_compile
 from megatron_ext.context import DocumentRuns, find_runs, own_part
 from megatron_ext.cpu import install_cpu_support
@@ -43,6 +44,7 @@ __all__ = [
     "retract",
     "scheme_of",
     "tangent",
+    "what_backend_lacks",
     "why_not_compile",
     "with_defaults",
 ]

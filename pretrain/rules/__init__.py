@@ -42,6 +42,7 @@ from pretrain.rules.model import (
     saved_output_shows_the_update,
     scheme_is_known,
     sizes_are_positive,
+    te_takes_whole_samples,
     z_loss_is_a_weight,
 )
 from pretrain.rules.monitor import profile_is_within_the_run, profiled_ranks_exist
@@ -84,6 +85,7 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     layers_divide_over_pp,
     divided_gradients_need_one_stage,
     compiled_layers_are_whole,
+    te_takes_whole_samples,
     scheme_is_known,
     residual_settings_fit_the_scheme,
     residual_numbers_are_positive,

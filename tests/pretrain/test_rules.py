@@ -191,6 +191,10 @@ BROKEN_SETTINGS += [
         "train.compile=true does not go with data.separate_documents=true: every length of document would be compiled",
     ),
 ]
+BROKEN_SETTINGS += [
+    ("te_takes_whole_samples", ["model.backend=te", other], f"model.backend=te does not go with {other.split('=')[0]};")
+    for other in ("parallel.cp=2", "data.separate_documents=true", "train.compile=true")
+]
 WSD = "optimizer.schedule=wsd"
 BROKEN_SETTINGS += [
     (
