@@ -137,9 +137,10 @@ class TrainSettings(Section):
     ``micro_batch`` and ``global_batch`` count samples; ``seed`` decides the initial weights and the order of samples;
     ``precision`` bf16 keeps fp32 master weights and accumulates gradients in fp32.
 
-    ``compile`` runs the training passes of every transformer layer through torch.compile: one graph a layer, which
-    takes a compiler and its time at the start, and rounds otherwise than eager passes do. Log steps, which observe the
-    layers, and validation stay eager. Without a compiler the run says so in one line and goes on without.
+    ``compile`` runs the training passes of every transformer layer through torch.compile: one graph a layer, with
+    parallel.tp several, between its collectives. It takes a compiler and time at the start, and rounds otherwise than
+    eager passes do. Log steps, which observe the layers, and validation stay eager. Without a compiler the run says so
+    in one line and goes on without.
 
     ``init_from`` names weights to start from, in any layout, with a fresh optimizer: a checkpoint of another run, a
     run's folder (its newest one), or what ``python -m pretrain import`` made of a Hugging Face model. The model must be

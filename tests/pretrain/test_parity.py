@@ -16,6 +16,7 @@ from tests.pretrain.parity_worker import CHANGES_NOTHING, MUTATIONS
 pytestmark = pytest.mark.dist
 
 CORE = {
+    1: ["one:compiled"],
     2: [
         *[
             "tp2sp",
@@ -28,7 +29,6 @@ CORE = {
         ],
         *["pp2vpp2:tied", "pp2vpp2:documents+micro1", "cp2:documents+selective", "cp2:gpt2", "cp2:zero3+learned"],
         *["dp2:zero0", "dp2:zero2+recompute", "dp2:zero3+tied+selective", "dp2:offload", "pp2:offload+zero0"],
-        *["tp2sp:compiled"],
         *["tp2sp:bf16", "dp2:bf16", "dp2:bf16+zero0", "dp2:bf16+zero3", "dp2:bf16+offload"],
         *["tp2sp:dropped_all_reduce", "pp2:tied+doubled_tied_gradient", "pp2:swapped_micro_batches"],
         *["dp2:zero0+dropped_average", "tp2sp:zero2+dropped_hook"],
@@ -43,7 +43,6 @@ CORE = {
 
 SLOW = {
     1: [
-        "one:compiled",
         "one:compiled+recompute",
         "one:selective",
         "one:zero0",
@@ -61,7 +60,14 @@ SLOW = {
         *[f"tp2sp:zero{stage}+{more}" for stage in (0, 2, 3) for more in ("tied", "gpt2+recompute", "qk_norm")],
         *[f"cp2:zero{stage}+tied+documents" for stage in (0, 2, 3)],
         *[f"{layout}:bf16+{more}" for layout in ("tp2sp", "dp2") for more in ("zero2", "zero3+offload", "selective")],
-        *["pp2vpp2:compiled", "cp2:compiled", "dp2:compiled+selective", "dp2:zero2+compiled", "dp2:bf16+compiled"],
+        *[
+            "tp2sp:compiled",
+            "pp2vpp2:compiled",
+            "cp2:compiled",
+            "dp2:compiled+selective",
+            "dp2:zero2+compiled",
+            "dp2:bf16+compiled",
+        ],
         *["pp2:micro4", "tp2:tied+micro8", "cp2:bf16+documents", "pp2vpp2:bf16", "pp2vpp2:gpt2+offload"],
     ],
     4: [
@@ -202,8 +208,8 @@ def test_recompute_changes_nothing(results: Results) -> None:
 
 def test_a_compiled_layer_is_one_graph(results: Results) -> None:
     """One for the first layer, one for all others with their step sizes as a variable, and the probe for a compiler."""
-    assert results["tp2sp:compiled"]["graphs"] == (3, 0)
-    assert results["tp2sp"]["graphs"] == (0, 0)
+    assert results["one:compiled"]["graphs"] == (3, 0)
+    assert results["one"]["graphs"] == (0, 0)
 
 
 def test_training_learns(results: Results) -> None:
