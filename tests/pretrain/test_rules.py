@@ -14,13 +14,13 @@ from pretrain.datasets import Dataset
 from pretrain.errors import UserError
 from pretrain.rules import CONFIG_RULES, DATA_RULES, LAYOUT_RULES, check_config, check_data, check_layout
 from tests.launch import REPOSITORY
+from tests.pretrain import broken_training
 
 
 def demo(*overrides: str) -> Config:
     return load_config(REPOSITORY / "configs/demo.yaml", list(overrides))
 
 
-RAMP = ["train.rampup.start=8", "train.rampup.increment=8", "train.rampup.samples=64"]
 BROKEN_SETTINGS = [
     (
         "what_is_kept_beside_the_last_can_be_told",
@@ -147,22 +147,6 @@ BROKEN_SETTINGS = [
         "set clamp to less than that",
     ),
     ("micro_batch_divides_global_batch", ["train.global_batch=15"], "train.global_batch=15"),
-    (
-        "rampup_ends_in_the_global_batch",
-        ["train.rampup.start=4"],
-        "train.rampup.increment is missing beside train.rampup.start; give start, increment and samples",
-    ),
-    (
-        "rampup_ends_in_the_global_batch",
-        [*RAMP, "train.global_batch=48", "train.rampup.increment=24"],
-        "train.rampup.start=8 does not reach train.global_batch=48 in steps of train.rampup.increment=24; change one",
-    ),
-    ("rampup_ends_in_the_global_batch", RAMP, "train.rampup.start=8 does not reach train.global_batch=8"),
-    (
-        "rampup_ends_in_the_global_batch",
-        [*RAMP, "train.global_batch=16", "train.micro_batch=16"],
-        "train.rampup.start=8 is not divisible by train.micro_batch=16; change either",
-    ),
     ("schedule_fits_the_run", ["train.steps=10"], "optimizer.warmup_steps=15 must be below train.steps=10"),
     ("scheme_is_known", ["model.residual.scheme=GEONORM"], "did you mean geonorm?"),
     ("run_has_a_folder", ["run.dir=''"], "run.dir is empty; name a folder for the run"),
@@ -178,39 +162,8 @@ BROKEN_SETTINGS = [
     ),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
+BROKEN_SETTINGS += broken_training.SETTINGS
 BROKEN_SETTINGS += [
-    (
-        "compiled_layers_are_whole",
-        ["train.compile=true", "zero.stage=3"],
-        "train.compile=true does not go with zero.stage=3, which gathers weights within a layer; use another stage",
-    ),
-    ("compiled_layers_are_whole", ["train.compile=true", "model.dropout=0.1"], "does not go with model.dropout=0.1"),
-    (
-        "compiled_layers_are_whole",
-        ["train.compile=true", "data.separate_documents=true"],
-        "train.compile=true does not go with data.separate_documents=true: every length of document would be compiled",
-    ),
-]
-BROKEN_SETTINGS += [
-    ("te_takes_whole_samples", ["model.backend=te", other], f"model.backend=te does not go with {other.split('=')[0]};")
-    for other in ("parallel.cp=2", "data.separate_documents=true", "train.compile=true")
-]
-WSD = "optimizer.schedule=wsd"
-BROKEN_SETTINGS += [
-    (
-        "decay_fits_the_run",
-        ["optimizer.decay_steps=10"],
-        "optimizer.decay_steps=10 belongs to optimizer.schedule=wsd, not to cosine; set that, or remove it",
-    ),
-    ("decay_fits_the_run", ["optimizer.decay_start=0"], "optimizer.decay_start=0 belongs to optimizer.schedule=wsd"),
-    ("decay_fits_the_run", [WSD, "optimizer.decay_start=14"], "decays from step 14 on, before the end of optimizer."),
-    ("decay_fits_the_run", [WSD, "optimizer.decay_steps=136"], "decays from step 14 on, before the end of optimizer."),
-    (
-        "decay_fits_the_run",
-        [WSD, "optimizer.decay_start=141", "optimizer.decay_steps=10"],
-        "optimizer.schedule=wsd decays until step 151, behind the last of train.steps=150; lower",
-    ),
-    ("decay_fits_the_run", [WSD, "optimizer.decay_start=150"], "decays until step 151, behind the last"),
     ("spikes_are_told_before_they_are_acted_on", ["spikes.act=5"], "spikes.act=5 is below spikes.log=7; raise it"),
     (
         "a_rollback_has_where_to_go",
@@ -287,7 +240,6 @@ BROKEN_SETTINGS += [
         "model.output_bias=unigram needs token counts, which nobody has in data.mode=stream; set",
     ),
 ]
-RAMPING = [*RAMP, "train.global_batch=24"]
 BROKEN_LAYOUTS: list[tuple[str, list[str], int, str]] = [
     (
         "stream_has_a_shard_for_every_rank",
@@ -304,24 +256,7 @@ BROKEN_LAYOUTS: list[tuple[str, list[str], int, str]] = [
         2,
         "parallel.vpp=2 takes micro batches in rounds of parallel.pp=2, and a step of 8 samples has 1 a data-",
     ),
-    (
-        "virtual_stages_fill_their_rounds",
-        [*RAMPING, "train.micro_batch=4", "parallel.pp=4", "parallel.vpp=2", "train.global_batch=16"],
-        4,
-        "and a step of 8 samples has 2 a data-parallel rank; use a multiple of 4 by train.global_batch, train.rampup",
-    ),
-    (
-        "global_batch_fits_data_parallel",
-        RAMPING,
-        3,
-        "train.rampup.start=8 is not divisible by train.micro_batch=8 x 3 data-parallel ranks, which share every batch",
-    ),
-    (
-        "global_batch_fits_data_parallel",
-        ["train.rampup.start=16", "train.rampup.increment=8", "train.rampup.samples=64", "train.global_batch=32"],
-        2,
-        "train.rampup.increment=8 is not divisible by train.micro_batch=8 x 2 data-parallel ranks",
-    ),
+    *broken_training.LAYOUTS,
     ("global_batch_fits_data_parallel", [], 3, "train.global_batch=8 is not divisible by train.micro_batch=8 x 3"),
 ]
 BROKEN_DATA = [
