@@ -159,6 +159,10 @@ def test_under_srun_as_under_torchrun(manifest: Path, tmp_path: Path) -> None:
             ["model.num_attention_heads=3"],
             "error: model.hidden_size=32 is not divisible by model.num_attention_heads=3; change either",
         ),
+        (
+            ["model.backend=te"],
+            "error: model.backend=te needs the package transformer-engine, which cannot be imported; install it or set",
+        ),
         (["data.manifest=nowhere.json"], "error: manifest nowhere.json does not exist"),
     ],
 )
