@@ -35,13 +35,6 @@ PATCHED_MODULES: dict[str, str] = {
     "megatron.core.pipeline_parallel.p2p_communication": _CURRENT_DEVICE,
     # Seeds and saves the random states behind dropout and recomputation.
     "megatron.core.tensor_parallel.random": "torch.cuda.manual_seed(data_parallel_seed)",
-    # Synchronises around measured times.
-    "megatron.core.timers": "torch.cuda.synchronize()",
-    # Agree among ranks on the device, and synchronise before the asynchronous write of a checkpoint.
-    "megatron.core.dist_checkpointing.strategies.async_utils": "torch.cuda.synchronize()",
-    "megatron.core.dist_checkpointing.strategies.filesystem_async": "torch.cuda.synchronize()",
-    "megatron.core.dist_checkpointing.strategies.fully_parallel": "torch.cuda.synchronize()",
-    "megatron.core.dist_checkpointing.strategies.state_dict_saver": _CURRENT_DEVICE,
 }
 """Every module whose `torch` is replaced, with a piece of its source that makes this necessary."""
 

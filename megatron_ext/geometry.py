@@ -7,11 +7,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from megatron.core import parallel_state
 from torch import Tensor, nn
 
+from megatron_ext.attention import ScaledDotProductAttention, largest_logit
+from megatron_ext.context import DocumentRuns
+from megatron_ext.documents import Documents
 from megatron_ext.kernels.eager import compute_dtype
 from megatron_ext.residual import SUBLAYERS, Residual
-from megatron_ext.retraction import tangent
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,10 @@ class Geometry:
             layer, with R the first layer's radius.
         resultant_length: [num_layers] in [0, 1]: |mean of x / r| over the states entering a layer; 0 spread evenly, 1
             all alike.
+        largest_activation: [num_layers]: the largest absolute element of the states leaving a layer.
+        largest_attention_logit: [num_layers]: the largest scaled query-key product before the softmax, over all heads,
+            in the first sample of the first recorded pass; -inf where the attention is not this package's.
+        largest_logit: scalar: the largest output logit over tokens and vocabulary.
     """
 
     mean_angle: Tensor
@@ -48,6 +55,9 @@ class Geometry:
     radius_drift: Tensor
     largest_radius_drift: Tensor
     resultant_length: Tensor
+    largest_activation: Tensor
+    largest_attention_logit: Tensor
+    largest_logit: Tensor
 
 
 class GeometryProbe:
@@ -59,7 +69,7 @@ class GeometryProbe:
     (about 2e-3 rad for bf16) are rounding.
 
     Args:
-        model: a stage whose layers come from :func:`megatron_ext.residual_block_spec`.
+        model: a stage whose layers come from :func:`megatron_ext.residual_block_spec`, or an nn.ModuleList of several.
 
     Raises:
         ValueError: the model has no such layer.
@@ -69,7 +79,12 @@ class GeometryProbe:
         self.residuals = [module for module in model.modules() if isinstance(module, Residual)]
         if not self.residuals:
             raise ValueError("the model has no layer that can be observed; build it from residual_block_spec")
-        config: Any = model.config
+        self._attentions = [module for module in model.modules() if isinstance(module, ScaledDotProductAttention)]
+        chunks: Any = model if isinstance(model, nn.ModuleList) else [model]
+        last = chunks[-1]
+        self._output: Any = getattr(last, "output_layer", None) if getattr(last, "post_process", False) else None
+        config: Any = last.config
+        self.device = next(model.parameters()).device
         self.shape: tuple[int, int] = (config.num_layers, config.hidden_size)
         self._totals: _Totals | None = None
 
@@ -77,25 +92,55 @@ class GeometryProbe:
     def recording(self) -> Iterator[None]:
         """Record the forward passes within; earlier records are forgotten."""
         self._totals = None
+        self._attended: set[int] = set()
         for residual in self.residuals:
             residual.observer = self._observe
+        if parallel_state.get_data_parallel_rank() == 0:
+            for attention in self._attentions:
+                attention.observer = self._observe_attention
+        hook = self._output.register_forward_hook(self._observe_logits) if self._output is not None else None
         try:
             yield
         finally:
             for residual in self.residuals:
                 residual.observer = None
+            for attention in self._attentions:
+                attention.observer = None
+            if hook is not None:
+                hook.remove()
+
+    @property
+    def _of_pass(self) -> "_Totals":
+        if self._totals is None:
+            self._totals = _Totals.zero(*self.shape, self.device)
+        return self._totals
+
+    @torch.no_grad()
+    def _observe_attention(
+        self, attention: Any, query: Tensor, key: Tensor, documents: Documents | DocumentRuns | None
+    ) -> None:
+        layer = attention.layer_number - 1
+        if layer not in self._attended:  # the first sample is the same in every layout
+            self._attended.add(layer)
+            places = attention.places_in(key.shape[0], query.device)
+            position_ids = places if documents is None else documents.position_ids[0]
+            largest = largest_logit(query, key, places, position_ids, attention.softmax_scale)
+            _raise_to(self._of_pass.attention_logit[layer], largest)
+
+    @torch.no_grad()
+    def _observe_logits(self, module: Any, inputs: Any, output: tuple[Tensor, Tensor | None]) -> None:
+        _raise_to(self._of_pass.logit, output[0].max())
 
     @torch.no_grad()
     def _observe(self, residual: Residual, state: Tensor, increment: Tensor, new_state: Tensor) -> None:
-        if self._totals is None:
-            self._totals = _Totals.zero(*self.shape, state.device)
-        layer, totals = residual.layer_number - 1, self._totals
+        layer, totals = residual.layer_number - 1, self._of_pass
         x, u, y = (tensor.to(compute_dtype(state)) for tensor in (state, increment, new_state))
-        norm, direction = x.norm(dim=-1), _unit(x)
-        angle = _angle_between_units(direction, _unit(y))
+        norm = x.norm(dim=-1)
+        along, across = _split(x, norm, u)
+        angle = torch.atan2(*reversed(_split(x, norm, y)))  # unlike acos accurate for small angles
         step_size = residual.step_size()
-        beta = step_size * _ratio(tangent(x, u).norm(dim=-1), norm)
-        radial_share = (direction * _unit(u)).sum(-1).square()
+        beta = step_size * _ratio(across, norm)
+        radial_share = _ratio(along.square(), along.square() + across.square())
         alpha = torch.zeros_like(beta) + step_size
         means = torch.stack([angle, beta, radial_share, alpha, residual.share_clamped(beta)])
         totals.of_sublayers[layer, residual.position] += means.flatten(1).sum(1, dtype=torch.float64)
@@ -103,8 +148,12 @@ class GeometryProbe:
         if residual.position == 0:
             totals.tokens[layer] += norm.numel()
             totals.norms[layer] += norm.sum(dtype=torch.float64)
+            direction = x * _ratio(torch.ones_like(norm), norm).unsqueeze(-1)
             totals.directions[layer] += direction.flatten(0, -2).sum(0, dtype=torch.float64)
             _raise_to(totals.norm_range[layer], torch.stack([norm.max(), -norm.min()]))
+        else:
+            lowest, highest = y.aminmax()
+            _raise_to(totals.activation[layer], torch.maximum(highest, -lowest))
 
     def reduce(self, group: dist.ProcessGroup | None = None) -> Geometry:
         """Means and maxima over all ranks of `group` (None: all of them); every rank must call and gets the same.
@@ -130,6 +179,9 @@ class GeometryProbe:
             radius_drift=radius / radius[0] - 1,
             largest_radius_drift=torch.maximum(highest / radius[0] - 1, 1 - lowest / radius[0]),
             resultant_length=totals.directions.norm(dim=-1) / totals.tokens,
+            largest_activation=totals.activation,
+            largest_attention_logit=totals.attention_logit,
+            largest_logit=totals.logit,
         )
 
 
@@ -143,6 +195,8 @@ class _Totals:
         directions: [num_layers, hidden] sum of the states' directions.
         largest_angle: [num_layers, 2] maxima.
         norm_range: [num_layers, 2] maxima of the norm and of its negative.
+        activation, attention_logit: [num_layers] maxima.
+        logit: scalar maximum.
     """
 
     of_sublayers: Tensor
@@ -151,6 +205,9 @@ class _Totals:
     directions: Tensor
     largest_angle: Tensor
     norm_range: Tensor
+    activation: Tensor
+    attention_logit: Tensor
+    logit: Tensor
 
     @classmethod
     def zero(cls, num_layers: int, hidden_size: int, device: torch.device) -> "_Totals":
@@ -159,13 +216,23 @@ class _Totals:
         def full(*shape: int, value: float = 0.0) -> Tensor:
             return torch.full((num_layers, *shape), value, dtype=torch.float64, device=device)
 
-        sublayers = len(SUBLAYERS)
-        return cls(full(sublayers, 5), full(), full(), full(hidden_size), full(sublayers), full(2, value=-float("inf")))
+        sublayers, least = len(SUBLAYERS), -float("inf")
+        return cls(
+            of_sublayers=full(sublayers, 5),
+            tokens=full(),
+            norms=full(),
+            directions=full(hidden_size),
+            largest_angle=full(sublayers),
+            norm_range=full(2, value=least),
+            activation=full(),
+            attention_logit=full(value=least),
+            logit=full(value=least)[0].clone(),
+        )
 
     def over_ranks(self, group: dist.ProcessGroup | None) -> "_Totals":
         """The totals of all ranks of `group` together, on the CPU."""
         sums = (self.of_sublayers, self.tokens, self.norms, self.directions)
-        maxima = (self.largest_angle, self.norm_range)
+        maxima = (self.largest_angle, self.norm_range, self.activation, self.attention_logit, self.logit)
         return _Totals(*_all_reduce(sums, dist.ReduceOp.SUM, group), *_all_reduce(maxima, dist.ReduceOp.MAX, group))
 
 
@@ -187,10 +254,8 @@ def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     return torch.where(denominator > 0, numerator / denominator, 0.0)
 
 
-def _unit(state: Tensor) -> Tensor:
-    return nn.functional.normalize(state, dim=-1)
-
-
-def _angle_between_units(a: Tensor, b: Tensor) -> Tensor:
-    """Angle in radians between rows of norm 1 (Kahan): unlike acos of the inner product accurate for small angles."""
-    return 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
+def _split(x: Tensor, norm: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """Of `other` the component along x, whose norm is given, and the norm of the rest; along 0 for x = 0."""
+    along = _ratio((x * other).sum(-1), norm)
+    across = torch.addcmul(other, _ratio(along, norm).unsqueeze(-1), x, value=-1)
+    return along, across.norm(dim=-1)

@@ -38,7 +38,10 @@ def global_names(model: Any) -> dict[str, nn.Parameter]:
     """This stage's parameters by the name that they would have in an undivided model.
 
     Layers are numbered over the whole network, and the last stage's copy of a tied embedding has the embedding's name.
+    An nn.ModuleList holds several virtual stages.
     """
+    if isinstance(model, nn.ModuleList):
+        return {name: parameter for stage in model for name, parameter in global_names(stage).items()}
     prefix = "decoder.layers."
     names = {}
     for name, parameter in model.named_parameters():
@@ -63,9 +66,14 @@ def initialize(model: Any, how: Initialization) -> None:
         parameter.copy_(cut_for_this_rank(whole, parameter))
 
 
-def whole_shape(name: str, parameter: nn.Parameter, vocab_size: int) -> list[int]:
-    """Of the undivided tensor with this global name, padding of the vocabulary not counted."""
-    shape = list(parameter.shape)
+def whole_shape(
+    name: str, parameter: nn.Parameter, vocab_size: int, local_shape: Sequence[int] | None = None
+) -> list[int]:
+    """Of the undivided tensor with this global name, padding of the vocabulary not counted.
+
+    `local_shape` is this tensor-parallel rank's, for a parameter that has lost it.
+    """
+    shape = list(local_shape or parameter.shape)
     if getattr(parameter, "tensor_model_parallel", False):
         shape[parameter.partition_dim] *= parallel_state.get_tensor_model_parallel_world_size()  # type: ignore[attr-defined]
     return [vocab_size, *shape[1:]] if name in _VOCABULARY_PARALLEL else shape
@@ -90,15 +98,18 @@ def _generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "big", signed=True))
 
 
-def cut_for_this_rank(whole: Tensor, parameter: nn.Parameter) -> Tensor:
-    """This tensor-parallel rank's part of a whole tensor, padded with zeros where the vocabulary is."""
+def cut_for_this_rank(whole: Tensor, parameter: nn.Parameter, local_shape: Sequence[int] | None = None) -> Tensor:
+    """This tensor-parallel rank's part of a whole tensor, padded with zeros where the vocabulary is.
+
+    `local_shape` as of :func:`whole_shape`.
+    """
     if not getattr(parameter, "tensor_model_parallel", False):
         return whole
     tp = parallel_state.get_tensor_model_parallel_world_size()
     tp_rank = parallel_state.get_tensor_model_parallel_rank()
     dimension: int = parameter.partition_dim  # type: ignore[attr-defined]
     stride: int = parameter.partition_stride  # type: ignore[attr-defined]
-    padding = parameter.shape[dimension] * tp - whole.shape[dimension]
+    padding = (local_shape or parameter.shape)[dimension] * tp - whole.shape[dimension]
     if padding:
         whole = torch.cat([whole, whole.new_zeros(padding, *whole.shape[1:])])
     # A gated first projection is two matrices on top of each other, each of them divided: stride 2.

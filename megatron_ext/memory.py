@@ -99,7 +99,7 @@ class Measured:
 def stage_parts(
     model: ModelSettings, parallel: ParallelSettings, micro_batch: int, dtype: torch.dtype, target: Target
 ) -> StageParts:
-    """Measure the parts of a model under `parallel.tp` and `parallel.sp`, whatever its number of layers.
+    """Measure the parts of a model under `parallel`'s tp, sp and cp, whatever its number of layers.
 
     Args:
         model: `vocab_size` must be set.
@@ -111,7 +111,7 @@ def stage_parts(
         ValueError: as :func:`megatron_ext.build_model`.
         RuntimeError: process groups run already.
     """
-    layout = ParallelSettings(tp=parallel.tp, sp=parallel.sp)
+    layout = ParallelSettings(tp=parallel.tp, sp=parallel.sp, cp=parallel.cp)
     with pretended_rank(layout), OnMeta(target):
         one, two = (
             measure(dataclasses.replace(model, num_layers=layers), layout, micro_batch, dtype) for layers in (1, 2)
@@ -146,8 +146,9 @@ def measure(model: ModelSettings, parallel: ParallelSettings, micro_batch: int, 
         parameter.register_post_accumulate_grad_hook(_forget_gradient)
     kept, alive = SavedTensors(stage), LiveBytes()
     marks = _mark_the_head(stage, kept, alive)
-    tokens = torch.zeros(micro_batch, model.sequence_length, dtype=torch.int64, device="meta")
-    positions = torch.arange(model.sequence_length, device="meta").expand(micro_batch, -1)
+    sequence = model.sequence_length // parallel.cp
+    tokens = torch.zeros(micro_batch, sequence, dtype=torch.int64, device="meta")
+    positions = torch.arange(sequence, device="meta").expand(micro_batch, -1)
     with alive:
         with kept.recording():
             loss = stage(tokens, positions, None, labels=tokens).float().sum()

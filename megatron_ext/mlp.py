@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
 from megatron.core.transformer.mlp import MLP, MLPSubmodules
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
@@ -14,10 +13,12 @@ from megatron_ext.kernels.config import choice_in
 
 
 class SwiGLUMLP(MLP):  # type: ignore[misc]
-    """As Megatron-core's own of its local layer, whose gate and product, kept besides, are half as much again."""
+    """As Megatron-core's own, whose gate and product, kept besides, are half as much again; see :func:`swiglu_mlp`."""
+
+    linear_layers: MLPSubmodules
 
     def __init__(self, config: TransformerConfig, **named: Any) -> None:
-        super().__init__(config, MLPSubmodules(linear_fc1=ColumnParallelLinear, linear_fc2=RowParallelLinear), **named)
+        super().__init__(config, self.linear_layers, **named)
         self.kernels = choice_in(config)
 
     def forward(
@@ -33,6 +34,11 @@ class SwiGLUMLP(MLP):  # type: ignore[misc]
         hidden, bias = self.linear_fc1(hidden_states)
         result: tuple[Tensor, Tensor | None] = self.linear_fc2(swiglu(hidden, bias, self.kernels))
         return result
+
+
+def swiglu_mlp(linear_layers: MLPSubmodules) -> type[SwiGLUMLP]:
+    """The class with these linear layers. Not a spec: Megatron-core warns of each whose class is not its own."""
+    return type("SwiGLUMLP", (SwiGLUMLP,), {"linear_layers": linear_layers})
 
 
 def swiglu(gate_and_value: Tensor, bias: Tensor | None = None, kernels: Choice = "eager") -> Tensor:

@@ -11,7 +11,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
-from megatron_ext.documents import Documents
+from megatron_ext.backends import BACKENDS, Backend
 from megatron_ext.head import add_output_bias, cross_entropy_with_z_loss, mask_padding, padded_vocab_size
 from megatron_ext.initialize import Initialization, initialize
 from megatron_ext.kernels.config import KernelConfig
@@ -27,9 +27,11 @@ _ACTIVATIONS: dict[str, dict[str, Any]] = {
 }
 _POSITIONS = {"rope": "rope", "learned": "learned_absolute", "none": "none"}
 _SHARED_BY_HEADS = (".q_layernorm.", ".k_layernorm.")
+# With Megatron-core's defaults two stages would silently mix up their messages.
+_INTERLEAVED: dict[str, Any] = {"overlap_p2p_comm": True, "batch_p2p_comm": False}
 _RECOMPUTE: dict[str, dict[str, Any]] = {
     "none": {},
-    "mlp": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
+    "selective": {"recompute_granularity": "selective", "recompute_modules": ["mlp"]},
     "full": {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1},
 }
 
@@ -42,6 +44,8 @@ class ResidualGPTModel(GPTModel):  # type: ignore[misc]
     def __init__(self, *arguments: Any, true_vocab_size: int, output_bias: bool, z_loss: float, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.z_loss = z_loss
+        if self.position_embedding_type == "rope":
+            self.rotary_pos_emb.cp_group = None  # so that it makes the angles of whole samples: see _preprocess
         if self.pre_process and self.embedding.add_position_embedding:
             # Megatron-core makes this one table in torch's default type, which would widen the whole stream.
             self.embedding.position_embeddings.to(self.config.params_dtype)
@@ -52,15 +56,19 @@ class ResidualGPTModel(GPTModel):  # type: ignore[misc]
         mark_partial_gradients(self)
 
     def _preprocess(
-        self, input_ids: Tensor, position_ids: Tensor, *, packed_seq_params: Documents | None = None, **named: Any
+        self, input_ids: Tensor, position_ids: Tensor, *, packed_seq_params: Any = None, **named: Any
     ) -> tuple[Any, ...]:
         """Megatron-core's embedding and rotary angles; with documents the angles too follow `position_ids`.
+
+        So they do where context-parallel ranks hold parts of a sample, at places that are the same for all samples.
 
         A table over the whole sequence is made as without documents, so that it is the same one for all micro batches.
         """
         states, angles, *rest = super()._preprocess(input_ids, position_ids, **named)
-        if packed_seq_params is not None and angles is not None:
-            angles = angles[:, 0][position_ids.transpose(0, 1)]  # [sequence, batch, 1, head_dim]
+        parts = self.config.context_parallel_size > 1
+        if angles is not None and (packed_seq_params is not None or parts):
+            rows = position_ids if packed_seq_params is not None else position_ids[:1]
+            angles = angles[:, 0][rows.transpose(0, 1)]  # [sequence, batch or 1, 1, head_dim]
         return states, angles, *rest
 
     def compute_language_model_loss(self, labels: Tensor, logits: Tensor) -> Tensor:
@@ -109,7 +117,7 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
     _require_divisible("model.num_attention_heads", model.num_attention_heads, "model.num_query_groups", groups)
     _require_divisible("model.num_query_groups", groups, "parallel.tp", parallel.tp)
     _require_divisible("model.ffn_hidden_size", model.ffn_hidden_size, "parallel.tp", parallel.tp)
-    _require_divisible("model.num_layers", model.num_layers, "parallel.pp", parallel.pp)
+    _require_divisible("model.num_layers", model.num_layers, "parallel.pp * parallel.vpp", parallel.pp * parallel.vpp)
     return KernelConfig(
         kernels=model.kernels,
         num_layers=model.num_layers,
@@ -126,6 +134,7 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
         tensor_model_parallel_size=parallel.tp,
         sequence_parallel=parallel.sp,
         pipeline_model_parallel_size=parallel.pp,
+        context_parallel_size=parallel.cp,
         params_dtype=dtype,
         pipeline_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -135,6 +144,7 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
         init_method=_leave_uninitialised,
         output_layer_init_method=_leave_uninitialised,
         embedding_init_method=_leave_uninitialised,
+        **(_INTERLEAVED | {"virtual_pipeline_model_parallel_size": parallel.vpp} if parallel.vpp > 1 else {}),
         **_ACTIVATIONS[model.activation],
         **_RECOMPUTE[model.recompute],
     )
@@ -148,6 +158,7 @@ def build_model(
     device: torch.device | str,
     seed: int,
     token_counts: Sequence[int] | None,
+    vp_stage: int | None = None,
 ) -> nn.Module:
     """Build this process's pipeline stage; Megatron-core's parallel_state must be initialised.
 
@@ -162,13 +173,15 @@ def build_model(
         seed: of the initial weights, which depend on it and on the parameters' global names alone.
         token_counts: occurrences of each token in the training data, needed by `output_bias: unigram` (except on
             "meta"); tokens beyond them count as never seen.
+        vp_stage: with `parallel.vpp` above 1, which of the process's virtual stages, from 0.
 
     Returns:
         A GPTModel: (tokens [batch, sequence], position_ids [batch, sequence], None, labels=[batch, sequence]) gives the
         loss of every token, fp32 [batch, sequence], on the last stage, else the hidden state. Without labels the last
         stage gives this tensor-parallel rank's logits, [batch, sequence, padded vocabulary / tp]. With
         `packed_seq_params=documents` and `documents.position_ids` (:class:`megatron_ext.Documents`), on every stage,
-        each document is a sequence of its own.
+        each document is a sequence of its own. Under `parallel.cp` tokens, positions and labels are this rank's part
+        (:func:`megatron_ext.own_part`), and documents are :class:`megatron_ext.DocumentRuns`.
 
     Raises:
         ValueError: settings that do not fit together.
@@ -180,8 +193,11 @@ def build_model(
     if unigram and token_counts is None and not on_meta:
         raise ValueError("model.output_bias is 'unigram': give token_counts, or choose 'learned' or 'none'")
     config = transformer_config(model, parallel, dtype)
+    # Shapes are the same in every backend.
+    backend = BACKENDS["local" if on_meta else model.backend]
+    config.use_cpu_initialization = not backend.makes_on_gpu
     with torch.device(device):
-        stage = _stage(model, config, model.vocab_size)
+        stage = _stage(model, config, model.vocab_size, vp_stage, backend)
     if not on_meta:
         how = Initialization(
             seed=seed,
@@ -199,15 +215,18 @@ def _matrix_std(model: ModelSettings, config: TransformerConfig) -> Callable[[st
     return lambda name, shape: scheme.initial_std(Matrix(name, shape, model.init_std, config, settings))
 
 
-def _stage(model: ModelSettings, config: TransformerConfig, vocab_size: int) -> ResidualGPTModel:
+def _stage(
+    model: ModelSettings, config: TransformerConfig, vocab_size: int, vp_stage: int | None, backend: Backend
+) -> ResidualGPTModel:
     """This pipeline stage, with whatever happens to be in its parameters."""
     return ResidualGPTModel(
         config=config,
-        transformer_layer_spec=residual_block_spec(config, model.residual),
+        transformer_layer_spec=residual_block_spec(config, model.residual, vp_stage=vp_stage, backend=backend),
         vocab_size=padded_vocab_size(vocab_size, config.tensor_model_parallel_size),
         max_sequence_length=model.sequence_length,
-        pre_process=parallel_state.is_pipeline_first_stage(),
-        post_process=parallel_state.is_pipeline_last_stage(),
+        pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage),
+        post_process=parallel_state.is_pipeline_last_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage),
+        vp_stage=vp_stage,
         share_embeddings_and_output_weights=model.tie_embeddings,
         position_embedding_type=_POSITIONS[model.positions],
         rotary_base=model.rope_base,

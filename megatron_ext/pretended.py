@@ -25,7 +25,7 @@ Target = Literal["cuda", "cpu"]
 
 @contextlib.contextmanager
 def pretended_rank(parallel: ParallelSettings, pp_rank: int = 0) -> Iterator[None]:
-    """Make this process tensor-parallel rank 0 of a pipeline stage, alone in its data-parallel group.
+    """Make this process tensor- and context-parallel rank 0 of a pipeline stage, alone in its data-parallel group.
 
     The other ranks do not exist; collectives return at once, with whatever is in their buffers. Afterwards no process
     group, no parallel state and no random state is left behind.
@@ -36,11 +36,13 @@ def pretended_rank(parallel: ParallelSettings, pp_rank: int = 0) -> Iterator[Non
     if dist.is_initialized():
         raise RuntimeError("process groups run already; a layout can be pretended only where there are none")
     with torch.random.fork_rng(devices=[]):
-        world_size, global_rank = parallel.tp * parallel.pp, parallel.tp * pp_rank
+        world_size, global_rank = parallel.ranks_of_a_replica, parallel.tp * parallel.cp * pp_rank
         dist.init_process_group("fake", store=FakeStore(), rank=global_rank, world_size=world_size)
         try:
             install_cpu_support()
-            parallel_state.initialize_model_parallel(parallel.tp, parallel.pp, create_gloo_process_groups=False)
+            parallel_state.initialize_model_parallel(
+                parallel.tp, parallel.pp, context_parallel_size=parallel.cp, create_gloo_process_groups=False
+            )
             tensor_parallel.model_parallel_cuda_manual_seed(0)
             yield
         finally:

@@ -82,13 +82,17 @@ class ModelSettings:
             attention weights, and every sublayer's output before it joins the stream.
         z_loss: adds z_loss * log(Z)^2 to the training objective of every token, Z the sum of its exponentiated logits
             (PaLM, arXiv 2204.02311, takes 1e-4); 0 is off. The reported loss stays the cross-entropy alone.
+        backend: of linear layers and attention: ``local`` is Megatron-core's own with torch's kernels, ``te`` NVIDIA's
+            Transformer Engine, which must be installed, on GPUs. ``te`` has NOT RUN yet: compare its first losses.
         init_std: standard deviation of the initial weights; residual.output_init scales the output projections'.
-        recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass; ``mlp`` keeps
-            the attention's parts and recomputes the MLP.
+        recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass; ``selective``
+            recomputes the MLPs alone, which keep most. (Elsewhere the word may mean attention, whose large matrices do
+            not exist here: arXiv 2205.05198.)
         kernels: implementation of retraction, SwiGLU and, on a CPU, RMSNorm: ``triton`` (NVIDIA's GPUs), ``compiled``
             (torch.compile; on a CPU it needs a C++ compiler, and is ``eager`` with a warning where there is none),
             ``eager`` (torch's operations one by one), or ``auto``: triton on a GPU, else eager. They differ in the
-            last digits, so a run is only reproduced bit for bit by the one that it began with.
+            last digits, so a run is only reproduced bit for bit by the one that it began with. Within layers that
+            train.compile compiles whole, the compiler sees the eager ones and fuses them itself.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
@@ -111,20 +115,25 @@ class ModelSettings:
     output_bias: Literal["unigram", "learned", "none"] = "unigram"
     dropout: float = 0.0
     z_loss: float = 0.0
+    backend: Literal["local", "te"] = "local"
     init_std: float = 0.02
-    recompute: Literal["none", "mlp", "full"] = "none"
+    recompute: Literal["none", "selective", "full"] = "none"
     kernels: Literal["auto", "eager", "compiled", "triton"] = "auto"
     residual: ResidualSettings = field(default_factory=ResidualSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelSettings:
-    """Degrees of model parallelism; the data-parallel size is the world size divided by tp * pp.
+    """Degrees of model parallelism; the data-parallel size is the world size divided by tp * pp * cp.
 
     Attributes:
         tp: tensor parallel size.
         sp: sequence parallelism over the tensor-parallel group.
         pp: pipeline parallel size.
+        vpp: virtual pipeline stages of a rank: it holds so many separate groups of layers, which shortens the wait at
+            the ends of a step to 1/vpp for as much more communication (interleaved schedule, arXiv 2104.04473).
+        cp: context parallel size: so many ranks share the tokens of each sample, for sequences whose activations do not
+            fit one. They gather keys and values, and ZeRO divides over them as over data-parallel ranks.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
@@ -132,3 +141,15 @@ class ParallelSettings:
     tp: int = 1
     sp: bool = False
     pp: int = 1
+    vpp: int = 1
+    cp: int = 1
+
+    @property
+    def ranks_of_a_replica(self) -> int:
+        """Processes that hold one copy of the model."""
+        return self.tp * self.pp * self.cp
+
+    def described(self) -> str:
+        """The degrees in words; of the rarer ones those that are above 1."""
+        rarer = "".join(f" x {name} {size}" for name, size in (("vpp", self.vpp), ("cp", self.cp)) if size > 1)
+        return f"tp {self.tp} x pp {self.pp}{rarer}"

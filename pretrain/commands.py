@@ -64,7 +64,8 @@ def _train(given: Namespace) -> None:
     from pretrain.launch import read_launch
     from pretrain.run import run_training
 
-    sys.exit(STATUS[run_training(load_config(given.config, given.overrides), read_launch(), signals)])
+    config = load_config(given.config, given.overrides)
+    sys.exit(STATUS[run_training(config, read_launch(), signals, given.overrides)])
 
 
 def _preflight(given: Namespace) -> None:

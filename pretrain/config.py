@@ -34,7 +34,7 @@ class Section(BaseModel):
 
 
 class RunSettings(Section):
-    """Where a run lives: ``dir`` receives checkpoints/, launches/, tensorboard/ and config.yaml."""
+    """Where a run lives: ``dir`` receives checkpoints/, launches/, profile/, spikes/, tensorboard/ and config.yaml."""
 
     dir: Path
 
@@ -102,16 +102,45 @@ class DataSettings(Section):
 
 
 class ZeroSettings(Section):
-    """DeepSpeed's ZeRO: stage 1 partitions the optimizer state over the data-parallel ranks."""
+    """What the data-parallel ranks divide among themselves, in DeepSpeed's ZeRO (arXiv 1910.02054).
 
-    stage: Literal[1] = 1
+    ``stage`` 0 divides nothing: each rank keeps the whole state of its part of the model. 1 divides the optimizer
+    state, 2 the gradients too, 3 the weights too, which are then gathered layer by layer. The result is the same at
+    every stage. 2 and 3 reduce gradients behind every micro batch, so they take no pipeline stages; 1 suits most runs.
+
+    ``offload_optimizer`` keeps masters and moments (12 bytes a parameter, divided as above) in host memory and updates
+    them there, which makes a step slower.
+    """
+
+    stage: Literal[0, 1, 2, 3] = 1
+    offload_optimizer: bool = False
+
+
+class RampupSettings(Section):
+    """A global batch that grows in equal stages, as Megatron-LM's ``--rampup-batch-size``; left out, it does not.
+
+    The first steps take ``start`` samples. While the run consumes its first ``samples`` samples, ``increment`` more are
+    added time and again, after equal numbers of them, up to ``train.global_batch``.
+    """
+
+    start: int | None = Field(default=None, gt=0)
+    increment: int | None = Field(default=None, gt=0)
+    samples: int | None = Field(default=None, gt=0)
 
 
 class TrainSettings(Section):
     """Length and batch of a run.
 
+    ``steps`` counts updates, whatever their batch, as all settings in steps do. ``rampup`` starts with smaller batches;
+    the order of samples stays the same. ``python -m pretrain plan`` tells the tokens that a run then takes.
+
     ``micro_batch`` and ``global_batch`` count samples; ``seed`` decides the initial weights and the order of samples;
     ``precision`` bf16 keeps fp32 master weights and accumulates gradients in fp32.
+
+    ``compile`` runs the training passes of every transformer layer through torch.compile: one graph a layer, with
+    parallel.tp several, between its collectives. It takes a compiler and time at the start, and rounds otherwise than
+    eager passes do. Log steps, which observe the layers, and validation stay eager. Without a compiler the run says so
+    in one line and goes on without.
 
     ``init_from`` names weights to start from, in any layout, with a fresh optimizer: a checkpoint of another run, a
     run's folder (its newest one), or what ``python -m pretrain import`` made of a Hugging Face model. The model must be
@@ -121,13 +150,22 @@ class TrainSettings(Section):
     steps: int = Field(gt=0)
     micro_batch: int = Field(gt=0)
     global_batch: int = Field(gt=0)
+    rampup: RampupSettings = RampupSettings()
     seed: int = Field(default=1234, ge=0, lt=2**63)
     precision: Literal["bf16", "fp32"] = "bf16"
+    compile: bool = False
     init_from: Path | None = None
 
 
 class OptimizerSettings(Section):
-    """AdamW with linear warmup to ``lr`` and cosine decay to ``min_lr`` at the last step.
+    """AdamW; its learning rate rises linearly to ``lr`` over ``warmup_steps``, then follows ``schedule``.
+
+    ``cosine`` and ``linear`` fall to ``min_lr`` at the last step; ``constant`` stays at ``lr``. ``wsd`` (warmup,
+    stable, decay: arXiv 2404.06395) stays there until ``decay_start`` steps are completed, then falls to ``min_lr``
+    over ``decay_steps``, and stays there. With either left out the decay ends with the run; with both it is the last
+    tenth. Its ``decay_shape`` is ``linear``, ``cosine``, or ``minus_sqrt``, 1 - sqrt(progress) (arXiv 2405.18392). A
+    step is an update, whatever its batch, and the rate depends on its number alone: a checkpoint of the stable phase,
+    or of a ``constant`` run, goes on stable or in a decay, as ``train.steps`` and these settings then say.
 
     Left out, ``lr`` and ``warmup_steps`` are those of :mod:`pretrain.recipe` for the scheme, and ``min_lr`` a tenth of
     ``lr``. Norms, biases and step sizes are never decayed. ``clip`` bounds the global gradient norm; 0 turns it off.
@@ -136,6 +174,10 @@ class OptimizerSettings(Section):
     lr: float = Field(gt=0)
     min_lr: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    decay_start: int | None = Field(default=None, ge=0)
+    decay_steps: int | None = Field(default=None, gt=0)
+    decay_shape: Literal["linear", "cosine", "minus_sqrt"] | None = None
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)
@@ -175,9 +217,61 @@ class CheckpointSettings(Section):
 
 
 class LoggingSettings(Section):
-    """Losses of all steps are written out every ``every`` steps; geometry is measured on those steps."""
+    """Losses of all steps are written out every ``every`` steps; geometry and gradients are measured on those steps.
+
+    ``peak_tflops`` is what MFU divides by, 10^12 FLOP/s of one GPU in dense bf16; left out, the table in
+    :mod:`pretrain.hardware` knows it by the GPU's name, and for others no MFU is shown.
+    """
 
     every: int = Field(default=10, gt=0)
+    peak_tflops: float | None = Field(default=None, gt=0)
+
+
+class ProfileSettings(Section):
+    """A ``window`` of steps (0: none) from step ``first`` on that torch.profiler traces on ``global_ranks``.
+
+    Each writes RUN/profile/step-XXXXXXXX-global-rank-N.json.gz, for https://ui.perfetto.dev; on a GPU ``memory`` adds a
+    snapshot .pickle of what held its memory, for https://pytorch.org/memory_viz. The first steps of a launch are not
+    like the others: compilation, caches.
+    """
+
+    window: int = Field(default=0, ge=0)
+    first: int = Field(default=10, gt=0)
+    global_ranks: tuple[int, ...] = (0,)
+    memory: bool = False
+
+
+class SpikeSettings(Section):
+    """What is a loss spike, and what a run does about it.
+
+    Loss and gradient norm are compared with the median of the last ``window`` steps; a score counts spreads (1.4826 x
+    median absolute deviation) above it. A score above ``log`` is told. It is acted on when the loss scores more than
+    ``act``, or more than ``log`` for the ``lasting``-th time in 5 steps; likewise the gradient norm, where the loss
+    agrees (scores more than 3); or when either is not finite. Nothing but the latter is judged in the warmup and
+    before ``window`` steps are known.
+
+    ``policy`` says how it is acted on. An update that is not finite is skipped whatever it says.
+
+    - ``log``: it is told and reported, and training goes on.
+    - ``skip_step``: also, the update is skipped: weights and optimizer stay as they are.
+    - ``rollback``: the run goes back to its last checkpoint from before the spike and never takes the samples of the
+      spike's steps, nor those of ``skip_before`` steps before and ``skip_after`` steps behind them (PaLM, arXiv
+      2204.02311, skipped 200 to 500 batches). From there until ``lr_steps`` steps behind the spike the learning rate is
+      ``lr_factor`` times the schedule's. More than ``max_rollbacks`` of them in ``within_steps`` steps end the run.
+      With no checkpoint to go back to, the update is skipped.
+    """
+
+    policy: Literal["log", "skip_step", "rollback"] = "log"
+    window: int = Field(default=128, ge=16)
+    log: float = Field(default=7.0, gt=0)
+    act: float = Field(default=10.0, gt=0)
+    lasting: int = Field(default=3, ge=1, le=5)
+    skip_before: int = Field(default=100, ge=0)
+    skip_after: int = Field(default=100, ge=0)
+    max_rollbacks: int = Field(default=3, ge=1)
+    within_steps: int = Field(default=2000, ge=1)
+    lr_factor: float = Field(default=1.0, gt=0, le=1)
+    lr_steps: int = Field(default=0, ge=0)
 
 
 class WatchdogSettings(Section):
@@ -206,6 +300,8 @@ class Config(Section):
     validation: ValidationSettings = ValidationSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     logging: LoggingSettings = LoggingSettings()
+    profile: ProfileSettings = ProfileSettings()
+    spikes: SpikeSettings = SpikeSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
 
 

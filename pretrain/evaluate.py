@@ -8,6 +8,7 @@ from pretrain.data.batch import MicroBatch
 from pretrain.engine import Engine
 from pretrain.monitor.metrics import StepResult
 from pretrain.monitor.tensorboard import Board
+from pretrain.rampup import batch_sizes
 from pretrain.resilience.pulse import Pulse
 from pretrain.resilience.wishes import Stop
 from pretrain.schedule import is_due
@@ -46,7 +47,7 @@ class Validation:
         self._pulse = pulse
         self._held_out = held_out
         # No part takes longer than a step, by which the watchdog judges.
-        self._part = config.train.global_batch // (config.train.micro_batch * engine.place.dp_size)
+        self._part = batch_sizes(config.train)[0] // (config.train.micro_batch * engine.place.dp_size)
 
     def make_up(self, state: TrainState) -> None:
         """Evaluate if the run stopped before it could, at the step that it goes on from."""
@@ -69,14 +70,14 @@ class Validation:
             if loss is None:
                 return
             losses.append(loss)
-        state.callbacks[_NAME] = {"step": state.step}
         self._write(state, losses)
 
     def _write(self, state: TrainState, losses: Sequence[float]) -> None:
         weights = [part.weight for part in self._held_out]
         mean = sum(weight * loss for weight, loss in zip(weights, losses, strict=True)) / sum(weights)
-        state.callbacks["validation"] = {"step": state.step, "loss": mean}
+        state.callbacks[_NAME] = {"step": state.step, "loss": mean}
         self._board.scalar("validation/loss", mean, state.step)
+        self._board.scalars_by_tokens({"validation/loss_by_tokens": mean}, state.tokens, state.clock)
         said = ""
         if len(losses) > 1:
             for part, loss in zip(self._held_out, losses, strict=True):

@@ -1,5 +1,6 @@
 """GPUs: what their makers promise. Plans and measures of utilisation read the same table."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,6 +44,30 @@ _TABLE = (
 
 GPUS: Mapping[str, Gpu] = {gpu.name: gpu for gpu in _TABLE}
 """By the name that command lines take."""
+
+_MADE_OF = {
+    "a100-40": ("a100", "40gb"),
+    "a100-80": ("a100",),
+    "h100-pcie": ("h100", "pcie"),
+    "h100": ("h100",),
+    "h200": ("h200",),
+    "gh200": ("gh200",),
+    "b200": ("b200",),
+    "l40s": ("l40s",),
+    "l4": ("l4",),
+    "a10": ("a10",),
+    "4090": ("rtx", "4090"),
+    "3090": ("rtx", "3090"),
+    "mi300x": ("mi300x",),
+}
+"""Words of the name that the driver gives; the first kind all of whose words occur is it."""
+
+
+def gpu_named(device_name: str) -> Gpu | None:
+    """The kind of a GPU by the driver's name, for example "NVIDIA A100-SXM4-80GB"; None if the table lacks it."""
+    words = re.split(r"[^a-z0-9]+", device_name.lower())
+    return next((GPUS[kind] for kind, needed in _MADE_OF.items() if set(needed) <= set(words)), None)
+
 
 NETWORK_GB = 25.0
 """Between machines, 10^9 bytes/s in each direction: an assumption, an adapter of 200 Gbit/s for each GPU."""

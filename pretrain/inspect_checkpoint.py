@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from megatron_ext import Geometry, GeometryProbe, ParallelSettings, build_model, with_defaults
 from pretrain import parallel
 from pretrain.checkpoint import store
+from pretrain.checkpoint.record import RECORD
 from pretrain.checkpoint.weights import count_parameters, load_weights
 from pretrain.config import Config, with_scheme_defaults
 from pretrain.config_file import load_config
@@ -132,7 +133,7 @@ def find_checkpoint(path: Path) -> Path:
     path = path.resolve()
     if not os.path.isdir(path):  # pathlib's own raises where a name is too long
         raise UserError(f"{path} is no folder; name a run's folder or one of its checkpoints/step-... folders")
-    if (path / store.RECORD).exists() or path.name.startswith("step-"):
+    if (path / RECORD).exists() or path.name.startswith("step-"):
         return path
     found = store.newest(store.checkpoint_folder(path)) or store.newest(path)
     if found is None:
@@ -149,10 +150,10 @@ def recorded_config(checkpoint: Path, record: dict[str, Any]) -> Config:
         fault = error.errors()[0]
         name = ".".join(str(part) for part in fault["loc"])
         raise UserError(
-            f"{checkpoint / store.RECORD}: config.{name}: {fault['msg']}; use the version that saved it"
+            f"{checkpoint / RECORD}: config.{name}: {fault['msg']}; use the version that saved it"
         ) from None
     except ValueError as error:
-        raise UserError(f"{checkpoint / store.RECORD}: {error}; use the version that saved it") from None
+        raise UserError(f"{checkpoint / RECORD}: {error}; use the version that saved it") from None
     return config
 
 

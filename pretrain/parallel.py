@@ -21,8 +21,9 @@ class Place:
     Attributes:
         device: where its tensors live.
         global_rank, world_size: place in the whole job.
-        tp_rank, pp_rank, dp_rank: place in each group.
-        dp_size: number of data-parallel ranks.
+        tp_rank, pp_rank, dp_rank, cp_rank: place in each group; context-parallel ranks share a data-parallel rank.
+        dp_size: number of data-parallel ranks, each of which takes samples of its own.
+        cp_size: number of context-parallel ranks.
     """
 
     device: torch.device
@@ -32,6 +33,8 @@ class Place:
     pp_rank: int
     dp_rank: int
     dp_size: int
+    cp_rank: int = 0
+    cp_size: int = 1
 
 
 def start(launch: Launch, parallel: ParallelSettings, seed: int, timeout_minutes: float = 10) -> Place:
@@ -61,7 +64,12 @@ def start(launch: Launch, parallel: ParallelSettings, seed: int, timeout_minutes
 def arrange(device: torch.device, parallel: ParallelSettings, seed: int) -> Place:
     """Lay Megatron's groups over the running world. May be called again after :func:`dissolve`."""
     install_cpu_support()
-    parallel_state.initialize_model_parallel(parallel.tp, parallel.pp)
+    parallel_state.initialize_model_parallel(
+        parallel.tp,
+        parallel.pp,
+        parallel.vpp if parallel.vpp > 1 else None,
+        context_parallel_size=parallel.cp,
+    )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
     return Place(
         device=device,
@@ -71,17 +79,26 @@ def arrange(device: torch.device, parallel: ParallelSettings, seed: int) -> Plac
         pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
         dp_rank=parallel_state.get_data_parallel_rank(),
         dp_size=parallel_state.get_data_parallel_world_size(),
+        cp_rank=parallel_state.get_context_parallel_rank(),
+        cp_size=parallel_state.get_context_parallel_world_size(),
     )
+
+
+def reducing_group() -> dist.ProcessGroup:
+    """The ranks that hold the same weights and have gradients of other tokens: data- and context-parallel ones."""
+    group: dist.ProcessGroup = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    return group
 
 
 def seed_step(place: Place, seed: int, step: int) -> None:
     """Start the random numbers of a training step (dropout's) as a function of the seed, the step and the place alone.
 
     So a run that goes on from a checkpoint in the same layout draws what it would have drawn, and no state is saved.
-    Data-parallel ranks and pipeline stages differ. Tensor-parallel ranks share the default stream and differ in
-    Megatron-core's tracked one.
+    Data- and context-parallel ranks and pipeline stages differ. Tensor-parallel ranks share the default stream and
+    differ in Megatron-core's tracked one.
     """
-    digest = hashlib.sha256(f"{seed}/{step}/{place.dp_rank}/{place.pp_rank}".encode()).digest()
+    who = f"{place.dp_rank}/{place.pp_rank}" + (f"/{place.cp_rank}" if place.cp_size > 1 else "")
+    digest = hashlib.sha256(f"{seed}/{step}/{who}".encode()).digest()
     tensor_parallel.model_parallel_cuda_manual_seed(int.from_bytes(digest[:7], "big"))
 
 
@@ -98,7 +115,10 @@ def stop() -> None:
 
 
 class DeepSpeedMpu:
-    """What DeepSpeed asks of ``mpu``: Megatron's parallel state plus three older names."""
+    """What DeepSpeed asks of ``mpu``: Megatron's parallel state plus three older names.
+
+    Its data-parallel group has the context-parallel ranks too, over which gradients are reduced and ZeRO divides.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(parallel_state, name)
@@ -111,6 +131,29 @@ class DeepSpeedMpu:
         """Size of the tensor- and pipeline-parallel group."""
         return dist.get_world_size(parallel_state.get_model_parallel_group())
 
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        """Those that :func:`reducing_group` names."""
+        return reducing_group()
+
+    def get_data_parallel_world_size(self) -> int:
+        """Their number."""
+        return self.get_data_parallel_group().size()
+
+    def get_data_parallel_rank(self) -> int:
+        """This process's place among them."""
+        return self.get_data_parallel_group().rank()
+
     def get_data_parallel_group_ranks(self) -> list[int]:
         """Global ranks of this process's data-parallel group."""
-        return dist.get_process_group_ranks(parallel_state.get_data_parallel_group())
+        return dist.get_process_group_ranks(self.get_data_parallel_group())
+
+
+class AloneMpu(DeepSpeedMpu):
+    """Shows each rank a data-parallel group of its own, so that DeepSpeed divides nothing; collective."""
+
+    def __init__(self) -> None:
+        self._group: dist.ProcessGroup = dist.new_subgroups(group_size=1)[0]  # type: ignore[no-untyped-call]
+
+    def get_data_parallel_group(self) -> dist.ProcessGroup:
+        """This rank alone."""
+        return self._group

@@ -14,13 +14,17 @@ def versions() -> dict[str, str]:
 
 
 def git_revision() -> str | None:
-    """Commit of the checkout this package runs from, with ``+changes`` if it was edited; None outside a checkout."""
+    """Commit of the checkout this package runs from, with ``+changes`` if it was edited.
+
+    Outside a checkout what the file ``.revision`` beside the package says, which a container's image has, or None.
+    """
     here = Path(__file__).parent
     try:
         revision = _git(here, "rev-parse", "HEAD")
         return revision + ("+changes" if _git(here, "status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.CalledProcessError):
-        return None
+        recorded = here.parent / ".revision"
+        return (recorded.read_text(encoding="utf-8").strip() if recorded.is_file() else "") or None
 
 
 def _git(directory: Path, *arguments: str) -> str:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from pretrain.config import Config
 from pretrain.data.batches import Batches
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.datasets import Facts
 from pretrain.evaluate import HeldOut
 from pretrain.loop import Callback
@@ -49,6 +50,9 @@ class RunData(Protocol):
 
     def callbacks(self, config: Config, board: Board, place: Place) -> list[Callback]:
         """What must happen behind each step, before it may be saved."""
+
+    def tokenizer(self) -> Tokenizer | None:
+        """What turns tokens back into text, where it is known."""
 
     def close(self) -> None:
         """Have nobody wait for a source any longer."""

@@ -12,6 +12,7 @@ from pretrain.data.mixture import Mixture
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import MAX_OPEN_SHARDS, ShardReader
 from pretrain.data.shard_index import check_files
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.datasets import Dataset, access, facts_of, load_datasets, require_room
 from pretrain.evaluate import HeldOut
 from pretrain.feed import agree
@@ -90,6 +91,11 @@ class ShardedData:
     def callbacks(self, config: Config, board: Board, place: Place) -> list[Callback]:
         """None: the state is a count."""
         return []
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The one that all data sets share; None for imported tokens of another kind."""
+        manifest = self._datasets[0].manifest
+        return Tokenizer(manifest.tokenizer_file, manifest.eod_id) if manifest.tokenizer_file else None
 
     def close(self) -> None:
         """Wait for no source."""

@@ -15,6 +15,8 @@ from pretrain.checkpoint.loading import load
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.errors import SharedError, UserError
+from pretrain.recovery.memory import take_up
+from pretrain.recovery.reports import recorded_rollbacks
 from pretrain.resume import check_resume, vocabulary
 from pretrain.run_data import RunData, open_data
 from pretrain.state import TrainState
@@ -57,11 +59,12 @@ def find_start(config: Config, world_size: int, faults: Mapping[Path, str] | Non
     if checkpoint is not None:
         check_resume(config, data.facts, checkpoint, record)
         state = TrainState.from_dict(record["state"])
+        take_up(state, recorded_rollbacks(config.run.dir))
     initial = None
     if checkpoint is None and config.train.init_from:
         initial = find_initial(config.train.init_from)
         check_initial(config, vocabulary(config, data.facts), initial)
-    data.go_on(config, state, checkpoint, record, world_size // (config.parallel.tp * config.parallel.pp))
+    data.go_on(config, state, checkpoint, record, world_size // config.parallel.ranks_of_a_replica)
     return Start(data, state, checkpoint, record, faults, initial)
 
 

@@ -127,6 +127,10 @@ class StreamedData:
         assert self._batches is not None, "there are no batches yet"
         return [StreamProgress(config, self._batches, board, place)]
 
+    def tokenizer(self) -> Tokenizer | None:
+        """The run's."""
+        return self._tokenizer
+
     def close(self) -> None:
         """Wait for no source."""
         self._access.close()

@@ -13,7 +13,8 @@
 #   RUNS       folder of runs, shared by all nodes: run.dir=$RUNS/<name of the run>      (default: the configuration's)
 #   MANIFEST   data.manifest=$MANIFEST                                                   (default: the configuration's)
 #   CONTAINER  none | pyxis:IMAGE | apptainer:IMAGE, IMAGE with Python and the packages  (default: none)
-#   MOUNTS     folders that the container sees, with commas, as HOST or HOST:CONTAINER   (default: the project's and $RUNS)
+#   MOUNTS     folders that the container sees, with commas, as HOST or HOST:CONTAINER   (default: the project's, $RUNS and
+#              that of $MANIFEST)
 #   MODULES    environment modules to load, with blanks                                  (default: none)
 #   VENV       virtual environment, for CONTAINER=none                                   (default: .venv of the project)
 #   PYTHON     the interpreter                                      (default: $VENV/bin/python; in a container: python)
@@ -88,7 +89,7 @@ choose_software() {
     fi
     VENV=${VENV:-$PROJECT/.venv}
     CONTAINER=${CONTAINER:-none}
-    mounts=${MOUNTS:-$PROJECT${RUNS:+,$RUNS}}
+    mounts=${MOUNTS:-$(default_mounts)}
     image=${CONTAINER#*:}
     container=()
     case $CONTAINER in
@@ -98,6 +99,8 @@ choose_software() {
             ;;
         pyxis:?*)
             container=(--container-image="$image" --container-mounts="$(pyxis_mounts "$mounts")" --container-workdir="$PROJECT")
+            # Else an image's own value of a variable comes before the host's.
+            container+=("--container-env=PYTHONPATH,OMP_NUM_THREADS,PYTHONUNBUFFERED,MASTER_ADDR")
             python=("${PYTHON:-python}")
             ;;
         apptainer:?*)
@@ -105,6 +108,13 @@ choose_software() {
             ;;
         *) die "CONTAINER=$CONTAINER: use none, pyxis:IMAGE or apptainer:IMAGE" ;;
     esac
+}
+
+# The project, the runs and the shards, each where the host has it. Shards named by URL need no mount.
+default_mounts() {
+    local mounts=$PROJECT${RUNS:+,$RUNS}
+    if [[ -n "${MANIFEST:-}" && $MANIFEST != *://* ]]; then mounts+=,$(realpath -m "$(dirname "$MANIFEST")"); fi
+    printf '%s\n' "$mounts"
 }
 
 # HOST[:CONTAINER],... with the container's path always given.

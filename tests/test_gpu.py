@@ -11,8 +11,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from megatron_ext import SCHEMES, Retraction, find_documents, retract
-from megatron_ext.attention import attend_by_flash, attend_by_length, flash_can_attend
+from megatron_ext import SCHEMES, Retraction, find_documents, find_runs, own_part, retract
+from megatron_ext.attention import attend_by_flash, attend_by_length, attend_runs_by_flash, flash_can_attend
+from megatron_ext.context import attend_by_run
 from tests.pretrain import runs
 from tests.pretrain.test_cli import command, run
 
@@ -115,6 +116,48 @@ def test_attention_within_documents_as_the_gpu_test_calls_it(dtype: torch.dtype,
 def test_attention_within_documents_on_the_gpu(dtype: torch.dtype, limit: float) -> None:
     """In bf16 by torch's variable-length attention."""
     assert attention_error("cuda", dtype) < limit
+
+
+def context_error(device: str, dtype: torch.dtype, cp_size: int = 2) -> float:
+    """Largest relative error of what context-parallel ranks compute of documents, against whole samples in fp64."""
+    generator = torch.Generator().manual_seed(0)
+    documents = find_documents(torch.randint(0, 20, (2, 320), generator=generator), eod_id=0)
+    query, key, value = (torch.randn(320, 2, heads, 64, generator=generator).to(dtype) for heads in (4, 2, 2))
+    gqa = partial(F.scaled_dot_product_attention, enable_gqa=True)
+    doubles = [tensor.double() for tensor in (query, key, value)]
+    whole = attend_by_length(*doubles, documents, partial(gqa, is_causal=True)).transpose(0, 1)
+    errors = []
+    for cp_rank in range(cp_size):
+        runs_here = find_runs(documents, cp_rank, cp_size).to(torch.device(device))
+        own = own_part(query.transpose(0, 1), cp_rank, cp_size).flatten(0, 1).to(device)
+        keys, values = (tensor.transpose(0, 1).flatten(0, 1).to(device) for tensor in (key, value))
+        if flash_can_attend(own.device, dtype, 64, 0.0):
+            mixed = attend_runs_by_flash(own, keys, values, runs_here, None)
+        else:
+            mixed = attend_by_run(own, keys, values, runs_here, gqa)
+        expected = own_part(whole, cp_rank, cp_size).flatten(0, 1)
+        errors.append(float((mixed.cpu().double() - expected).norm() / expected.norm()))
+    return max(errors)
+
+
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_context_parallel_documents_as_the_gpu_test_calls_it(dtype: torch.dtype, limit: float) -> None:
+    assert context_error("cpu", dtype) < limit
+    assert context_error("cpu", dtype, cp_size=4) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
+def test_context_parallel_documents_on_the_gpu(dtype: torch.dtype, limit: float) -> None:
+    assert context_error("cuda", dtype) < limit
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("setting", ["zero.stage=0", "zero.stage=2", "zero.stage=3", "zero.offload_optimizer=true"])
+def test_every_zero_stage_trains_on_a_gpu_as_on_the_cpu(manifest: Path, tmp_path: Path, setting: str) -> None:
+    gpu = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    on_gpu = losses(manifest, tmp_path / "gpu", gpu, setting)
+    assert on_gpu == pytest.approx(losses(manifest, tmp_path / "cpu", "", setting), rel=1e-2)
 
 
 @pytest.mark.gpu

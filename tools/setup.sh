@@ -3,6 +3,8 @@
 #
 #   bash tools/setup.sh              from any directory; does nothing when nothing has changed
 #   PYTHON=/path/to/python3.12 ...   choose the interpreter (3.11 or 3.12)
+#   TORCH=system ...                 a new .venv takes the torch that the interpreter has, and never another one
+#   bash tools/setup.sh packages     all but this project, whose files need not be there: a container's layer of its own
 #
 # Where packages come from is pip's own configuration (PIP_INDEX_URL, PIP_FIND_LINKS, pip.conf); a CPU build of torch, for
 # example, is taken when pip finds one first. The log of the latest set-up is .cache/setup.log.
@@ -153,21 +155,73 @@ install_deepspeed() { # built here, not from pip's wheel cache, so that the exte
         --no-cache-dir --force-reinstall --no-deps --no-build-isolation --use-pep517 "$1"
 }
 
+has_deepspeed() { has_cpu_extension && "$VENV/bin/python" -m pip freeze | grep -qxF "$1"; }
+
+uses_system_torch() { grep -q '^include-system-site-packages = true' "$VENV/pyvenv.cfg"; }
+
+# Each package of the lock $1 is there as pinned. An image's own torch calls itself 2.13.0a0+...: its minor release counts.
+# What else an image holds is its own affair, so that `pip check`, which looks at all of it, would be too much.
+check_beside_system_torch() {
+    "$VENV/bin/python" - "$1" <<'EOF'
+import sys
+from importlib.metadata import version
+
+import torch
+
+pins = dict(line.strip().split("==") for line in open(sys.argv[1]) if not line.startswith("#"))
+found = {name: version(name).split("+")[0] for name in pins}
+for versions in (pins, found):
+    versions["torch"] = ".".join(versions["torch"].split(".")[:2])
+wrong = [f"{name} is {found[name]}, not {pin}" for name, pin in pins.items() if found[name] != pin]
+torch.zeros(1).numpy()  # fails when its numpy cannot be used
+sys.exit("; ".join(wrong) or None)
+EOF
+}
+
 install_packages() {
     local lock=$1 pip=("$VENV/bin/python" -m pip install) torch deepspeed
     torch=$(grep '^torch==' "$lock")
     deepspeed=$(grep '^deepspeed==' "$lock")
-    stage "$torch (its CUDA build is some 3 GB)" "${pip[@]}" --constraint "$lock" "$torch" setuptools ninja
-    stage "the other packages of ${lock#"$ROOT/"}" "${pip[@]}" --no-deps -r <(grep -v '^deepspeed==' "$lock")
-    if ! has_cpu_extension || [ "$("$VENV/bin/python" -m pip freeze | grep '^deepspeed==')" != "$deepspeed" ]; then
+    if uses_system_torch; then
+        stage "setuptools, ninja" "${pip[@]}" --constraint "$lock" setuptools ninja
+    else
+        stage "$torch (its CUDA build is some 3 GB)" "${pip[@]}" --constraint "$lock" "$torch" setuptools ninja
+    fi
+    stage "the other packages of ${lock#"$ROOT/"}" "${pip[@]}" --no-deps -r <(grep -vE '^(torch|deepspeed)==' "$lock")
+    if ! has_deepspeed "$deepspeed"; then
         stage "$deepspeed, compiling its CPU communication extension" install_deepspeed "$deepspeed"
     fi
-    stage "this project" "${pip[@]}" --no-deps --no-build-isolation -e "$ROOT"
-    stage "check of the versions" "$VENV/bin/python" -m pip check
 }
 
-main() {
+install_project() {
+    stage "this project" "$VENV/bin/python" -m pip install --no-deps --no-build-isolation -e "$ROOT"
+}
+
+check_versions() {
+    if uses_system_torch; then
+        stage "check of the versions" check_beside_system_torch "$1"
+    else
+        stage "check of the versions" "$VENV/bin/python" -m pip check
+    fi
+}
+
+make_environment() { # with $python
+    local venv=("$python" -m venv --clear)
+    if [ "${TORCH:-}" = system ]; then
+        "$python" -c 'import torch' 2>/dev/null || die "TORCH=system: $python has no torch"
+        venv+=(--system-site-packages)
+    fi
+    if [ -L "$VENV" ]; then die "$VENV is a symbolic link, and set-up would empty what it points to; remove it"; fi
+    if [ -e "$VENV/bin/python" ] && [ ! -f "$STAMP" ] && [ ! -e "$INCOMPLETE" ]; then
+        die "$VENV was not made by this script and does not fit; remove it"
+    fi
+    touch "$INCOMPLETE"
+    stage ".venv with Python $(short_version "$python") ($python)" "${venv[@]}" "$VENV"
+}
+
+main() { # [packages]
     local python
+    [[ $# = 0 || $* = packages ]] || die "$* is not packages; see the top of tools/setup.sh"
     if up_to_date; then
         echo "set-up: .venv is up to date"
         return
@@ -177,18 +231,17 @@ main() {
     if command -v flock >/dev/null && ! flock 9; then die "cannot lock $ROOT"; fi
     if up_to_date; then return; fi
     : >"$LOG"
-    choose_python
     if ! usable_environment; then
-        if [ -L "$VENV" ]; then die "$VENV is a symbolic link, and set-up would empty what it points to; remove it"; fi
-        if [ -e "$VENV/bin/python" ] && [ ! -f "$STAMP" ] && [ ! -e "$INCOMPLETE" ]; then
-            die "$VENV was not made by this script and does not fit; remove it"
-        fi
-        touch "$INCOMPLETE"
-        stage ".venv with Python $(short_version "$python") ($python)" "$python" -m venv --clear "$VENV"
+        choose_python
+        make_environment
+    elif ! has_deepspeed "$(grep '^deepspeed==' "$(lock_file)")"; then
+        choose_python # for its compiler
     fi
     touch "$INCOMPLETE"
     install_packages "$(lock_file)"
-    fingerprint >"$STAMP"
+    [ $# = 1 ] || install_project
+    check_versions "$(lock_file)"
+    [ $# = 1 ] || fingerprint >"$STAMP"
     rm "$INCOMPLETE"
 }
 

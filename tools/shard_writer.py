@@ -3,13 +3,13 @@
 import io
 import os
 import tarfile
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng import zlib_ng
 
 from pretrain.data.files import partial_path, publish, sha256_of_file
 from pretrain.data.manifest import FORMAT_VERSION, Dtype, Shard
@@ -231,7 +231,7 @@ class _TarFile:
         padding = -entry.size % tarfile.BLOCKSIZE
         self.offsets.append(self._file.tell() - padding - block.nbytes)
         self.rows.append(len(block))
-        self.crc32.extend(zlib.crc32(row) for row in block)
+        self.crc32.extend(zlib_ng.crc32(row) for row in block)
 
     def state(self) -> dict[str, Any]:
         """What is needed to go on from here; the bytes so far are on disk when this returns."""

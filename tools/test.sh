@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Set up, then lint, type check and test. Works from any directory.
 #
-#   bash tools/test.sh                       everything but the tests marked slow or gpu, or slurm unless you are root
-#   bash tools/test.sh slow [argument ...]   the tests marked slow, and those marked gpu where CUDA is there
+#   bash tools/test.sh                       everything but the tests marked slow or gpu, or those that need root
+#   bash tools/test.sh slow [argument ...]   the tests marked slow, and those marked gpu where CUDA is there; those
+#                                            marked slurm or container need root
 #   bash tools/test.sh argument ...          pytest's own arguments: a file, -k word, -x, -m marker
 #
 # All stages run even when one fails; the exit status is 0 only if all passed.
@@ -23,9 +24,12 @@ stage() { # NAME COMMAND...
 
 has_cuda() { python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; }
 
+has_chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null
+
 slow_tests() {
     local markers='slow or gpu' status=0
     has_cuda || markers='slow and not gpu'
+    [ "$(id -u)" = 0 ] || markers="($markers) and not slurm and not container"
     python -m pytest -p tools.pytest_report -m "$markers" "$@" || status=$?
     # pytest's 5: nothing was selected. Without further arguments that only says that no test is slow.
     if [ $status = 5 ] && [ $# = 0 ]; then status=0; fi
@@ -44,6 +48,8 @@ else
     markers='not slow and not gpu'
     # They start a Slurm of their own, with network namespaces for its nodes, and install it if it is not there.
     [ "$(id -u)" = 0 ] || markers+=' and not slurm'
+    # They drive Chromium, and install it if it is not there.
+    [ "$(id -u)" = 0 ] || has_chromium || markers+=' and not browser'
     stage pytest python -m pytest -p tools.pytest_report -m "$markers" "$@"
 fi
 if [ ${#failed[@]} -gt 0 ]; then

@@ -63,18 +63,19 @@ def resolve(choice: Choice, device_type: str) -> tuple[Choice, str | None]:
         raise ValueError(f"kernels=triton: {reason}; set auto, compiled or eager")
     if choice == "auto":
         choice = "triton" if device_type == "cuda" and not _why_not_triton(device_type) else "eager"
-    if choice == "compiled" and device_type != "meta" and (reason := compiled.why_not()):
+    if choice == "compiled" and device_type != "meta" and (reason := _why_not_compile(device_type)):
         return "eager", f"kernels=compiled: torch.compile does not work here ({reason}); eager is used instead"
     return choice, None
 
 
 def kernels_of(choice: Choice, tensor: Tensor) -> Kernels:
-    """The implementation for a tensor; fp64 and what is on the meta device is always computed eagerly.
+    """The implementation for a tensor. Always eager: fp64, the meta device, and where torch.compile traces the code
+    around, which then fuses these operations with their neighbours itself.
 
     Raises:
         ValueError: as :func:`resolve`.
     """
-    if tensor.device.type == "meta" or tensor.dtype == torch.float64:
+    if tensor.device.type == "meta" or tensor.dtype == torch.float64 or torch.compiler.is_compiling():
         return EAGER
     return _implementation(choice, tensor.device.type)
 
@@ -95,6 +96,11 @@ def _implementation(choice: Choice, device_type: str) -> Kernels:
 
         return fused.TritonKernels()
     return compiled.kernels() if name == "compiled" else EAGER
+
+
+@cache
+def _why_not_compile(device_type: str) -> str | None:
+    return compiled.why_not_compile(torch.device(device_type))
 
 
 def _why_not_triton(device_type: str) -> str | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dynamo.exc import TorchDynamoException
+from torch._inductor import config as inductor
 from torch._inductor.exc import InductorError
 from torch.utils._pytree import tree_leaves
 
@@ -23,7 +25,6 @@ _OPTIONS: dict[str, Any] = {
     # A product may go into a sum unrounded.
     "cpp.enable_floating_point_contract_flag": "fast",
 }
-_TRIAL = (3, 64)  # rows, hidden; a single row would be compiled for itself
 
 
 class Part:
@@ -54,13 +55,13 @@ def kernels() -> RowKernels:
     return RowKernels(**{name: Part(getattr(eager, name)) for name in PARTS})
 
 
-@cache
-def why_not() -> str | None:
-    """Compile one part and run it: None if that works, else the reason in one line."""
-    state = torch.ones(_TRIAL)
+def why_not_compile(device: torch.device) -> str | None:
+    """What keeps torch.compile from working here, in one line; None if it works."""
+    probe = torch.compile(lambda x: x.sin() + 1)
     try:
-        kernels().measure(state, Branch(state))
-    except InductorError as error:
+        with inductor.patch(force_disable_caches=True):  # else a cached result would hide a missing compiler
+            probe(torch.zeros(16, device=device))
+    except (InductorError, TorchDynamoException) as error:
         return str(error).strip().splitlines()[0]
     return None
 

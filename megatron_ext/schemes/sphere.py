@@ -28,7 +28,10 @@ from megatron_ext.settings import ResidualSettings
 
 
 class PositiveNumber(nn.Module):
-    """A positive number, constant or learned as softplus(raw)."""
+    """A positive number, constant or learned as softplus(raw).
+
+    It is called as a function, past the hooks of modules: those that others put on all modules expect tensors.
+    """
 
     def __init__(self, start: float, learned: bool, config: TransformerConfig) -> None:
         super().__init__()
@@ -38,7 +41,7 @@ class PositiveNumber(nn.Module):
         self.raw = learned_scalar(raw, config.params_dtype) if learned else None
         mark_replicated(self, config)
 
-    def forward(self) -> float | Tensor:
+    def __call__(self) -> float | Tensor:
         """The number; learned, a tensor [1] in fp32 (fp64 for fp64 parameters)."""
         return self.start if self.raw is None else F.softplus(self.raw.to(compute_dtype(self.raw)))
 

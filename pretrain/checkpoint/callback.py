@@ -82,6 +82,10 @@ class Saver:
         self._tell(job, fault)
         self._judge(fault)
 
+    def settle(self) -> None:
+        """Wait for a save that is under way; SharedError when it failed and the settings say ``stop``."""
+        self._wait()
+
     def finish(self) -> None:
         """Wait for the last save.
 

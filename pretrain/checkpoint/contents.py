@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
     ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
@@ -32,7 +33,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from pretrain.checkpoint.files import DamageError, FileFacts, new_file
+from pretrain.checkpoint.files import DamageError, FileFacts, new_file, open_file
 
 CONTENTS = ".metadata"
 _METADATA = "torch.distributed.checkpoint.metadata"
@@ -72,8 +73,17 @@ class _PlainUnpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _HARMLESS:
+            if (module, name) == ("builtins", "getattr"):
+                return _memory_format
             raise pickle.UnpicklingError(f"it names {module}.{name}, which is no part of a checkpoint")
         return super().find_class(module, name)
+
+
+def _memory_format(owner: Any, name: str) -> _MEM_FORMAT_ENCODING:
+    """What stands for getattr: Python before 3.11.4, Debian 12's for one, pickles an enum's member by it."""
+    if owner is not _MEM_FORMAT_ENCODING or name not in _MEM_FORMAT_ENCODING.__members__:
+        raise pickle.UnpicklingError("it names builtins.getattr, which is no part of a checkpoint")
+    return _MEM_FORMAT_ENCODING[name]
 
 
 class PlainReader(FileSystemReader):
@@ -140,8 +150,11 @@ def read_contents(checkpoint: Path) -> Metadata:
         DamageError: it is not.
     """
     try:
-        with (checkpoint / CONTENTS).open("rb") as stream:
-            return _checked(stream)
+        with open_file(checkpoint / CONTENTS) as stream:
+            metadata = _checked(stream)
+        for name in {place.relative_path for place in metadata.storage_data.values()}:
+            open_file(checkpoint / name).close()
+        return metadata
     except Exception as error:  # a broken pickle may raise anything
         raise DamageError(f"{checkpoint / CONTENTS} is damaged or not from this program: {error}") from None
 

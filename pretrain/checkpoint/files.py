@@ -1,16 +1,20 @@
 """Files that are known by their size and checksum, and are on disk when we say so.
 
-crc32 is what the samples of the data have too: it needs no further package, lets other threads run, and keeps up with
-disks (a GB/s and more on one core). It finds damage, not malice.
+crc32 is what the samples of the data have too: it lets other threads run and outruns disks (16 GB/s on one core with
+zlib-ng, four times zlib's speed). It finds damage, not malice.
 """
 
+import errno
+import io
 import os
-import zlib
+import stat
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from zlib_ng import zlib_ng
 
 from pretrain.errors import SharedError
 
@@ -50,7 +54,7 @@ class SummedFile:
 
     def write(self, content: bytes | memoryview) -> int:
         """Append all of ``content``."""
-        self._crc32 = zlib.crc32(content, self._crc32)
+        self._crc32 = zlib_ng.crc32(content, self._crc32)
         try:
             self._stream.write(content)
         except OSError as error:
@@ -94,13 +98,33 @@ def new_file(path: Path) -> Iterator[SummedFile]:
         os.fsync(stream.fileno())
 
 
+def open_file(path: Path) -> io.FileIO:
+    """Open what lies at ``path`` for reading, if a file does: a pipe would let us wait for ever, a device never end.
+
+    Raises:
+        OSError: it is none, or cannot be opened.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, f"{path.name} is no file", str(path))
+    return io.FileIO(descriptor)
+
+
+def require_size(path: Path, size: int) -> None:
+    """See that a file is there with ``size`` bytes; OSError if it is not there or none, ValueError on another size."""
+    with open_file(path) as stream:
+        if (found := os.fstat(stream.fileno()).st_size) != size:
+            raise ValueError(f"{path.name} has {found} bytes instead of {size}")
+
+
 def facts_of(path: Path) -> FileFacts:
     """Read a file from end to end, through a buffer of fixed size; OSError if that fails."""
     size = crc32 = 0
     buffer = memoryview(bytearray(_CHUNK))
-    with path.open("rb", buffering=0) as stream:
+    with open_file(path) as stream:
         while count := stream.readinto(buffer):
-            crc32 = zlib.crc32(buffer[:count], crc32)
+            crc32 = zlib_ng.crc32(buffer[:count], crc32)
             size += count
     return FileFacts(size, crc32)
 

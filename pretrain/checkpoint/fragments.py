@@ -1,16 +1,17 @@
 """Optimizer state as pieces of global tensors, without gathering.
 
-ZeRO gives each data-parallel rank a flat range of each local parameter. Such a range of a row-major tensor is a few
-axis-aligned boxes; each box becomes a ShardedTensor, so dist_checkpointing can load it in any other layout.
+ZeRO gives each data-parallel rank a flat range of each local parameter, at stage 0 all of it. Such a range of a
+row-major tensor is a few axis-aligned boxes; each box becomes a ShardedTensor, so dist_checkpointing can load it in any
+other layout and at any other stage.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
+from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
 from pretrain.deepspeed_compat import ADAM_MOMENTS, owned_fragment, owned_range
 from pretrain.engine import Engine
@@ -51,32 +52,32 @@ def sharded_state(engine: Engine, vocab_size: int, saving: bool) -> dict[str, An
 
     Args:
         vocab_size: rows of the vocabulary; padding rows, which depend on tp, stay out of the checkpoint.
-        saving: leave out what another rank writes: parameters replicated over tp and the second copy of a tied
-            embedding have one writer, but every holder loads them.
+        saving: leave out what another rank writes: parameters replicated over tp, the second copy of a tied embedding
+            and, where ZeRO divides nothing, data-parallel copies have one writer, but every holder loads them.
     """
     state: dict[str, Any] = {}
-    for index, (parameter, template) in enumerate(engine.templates.items()):
+    for index, (parameter, pieces) in enumerate(engine.templates.items()):
         owned = owned_range(parameter)
-        if owned is None or (saving and not engine.answers_for(parameter)):
+        if owned is None or (saving and not engine.writes(parameter)):
             continue
         for name in ("fp32", *ADAM_MOMENTS):
             fragment = owned_fragment(parameter, name)
-            for part, sharded in enumerate(_shards(template, name, fragment, owned, vocab_size)):
+            for part, sharded in enumerate(_shards(pieces, name, fragment, owned, vocab_size)):
                 state[f"{name}.{index}.{part}"] = sharded
     return state
 
 
 def _shards(
-    template: ShardedTensor | ShardedTensorFactory,
+    pieces: Sequence[ShardedTensor],
     name: str,
     fragment: torch.Tensor,
     owned: tuple[int, int],
     vocab_size: int,
 ) -> Iterator[ShardedTensor]:
-    """The pieces of one parameter's ``fragment``; a gated MLP's factory builds one global tensor part per gate half."""
+    """The pieces of one parameter's ``fragment``; ``pieces`` are those of the whole parameter, one behind another."""
     start, end = owned
     position = 0
-    for piece in template.build() if isinstance(template, ShardedTensorFactory) else [template]:
+    for piece in pieces:
         numel = math.prod(piece.local_shape)
         low, high = max(start, position), min(end, position + numel)
         if low < high:

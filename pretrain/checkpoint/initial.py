@@ -13,13 +13,13 @@ from typing import Any, Protocol
 
 import torch
 from pydantic import TypeAdapter, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from megatron_ext import ModelSettings, with_defaults
 from megatron_ext.initialize import cut_for_this_rank, global_names, whole_shape
 from pretrain.checkpoint import store
 from pretrain.checkpoint.contents import write_contents
-from pretrain.checkpoint.files import DamageError, FileFacts, find_damage
+from pretrain.checkpoint.files import DamageError, FileFacts, find_damage, open_file, require_size
 from pretrain.checkpoint.loading import agree
 from pretrain.checkpoint.weights import MASTERS, StoredWeights
 from pretrain.checkpoint.writing import Piece, write_pieces
@@ -117,13 +117,13 @@ def find_initial(path: Path) -> InitialWeights:
 
 def _read_folder(folder: Path) -> InitialWeights:
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        with open_file(folder / RECORD) as stream:
+            record = json.loads(stream.read())
         if record["format"] != FORMAT:
             raise ValueError(f"it has format {record['format']}, but this version reads {FORMAT}")
         files = {name: FileFacts(**facts) for name, facts in record["files"].items()}
         for name, facts in files.items():
-            if (found := (folder / name).stat().st_size) != facts.bytes:
-                raise ValueError(f"{name} has {found} bytes instead of {facts.bytes}")
+            require_size(folder / name, facts.bytes)
         model = TypeAdapter(ModelSettings).validate_python(record["model"])
         return InitialWeights(folder, model, int(record["vocab_size"]), files)
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, ValidationError) as error:
@@ -160,11 +160,11 @@ def _deciding(model: ModelSettings) -> dict[str, Any]:
     return found | {f"residual.{name}": value for name, value in residual.items() if name not in _FREE_OF_RESIDUAL}
 
 
-def _misfit(parameters: Mapping[str, nn.Parameter], stored: StoredWeights, vocab_size: int) -> str | None:
+def _misfit(engine: Engine, stored: StoredWeights, vocab_size: int) -> str | None:
     """Why the weights cannot fill this rank's parameters, if so."""
     try:
-        for name, parameter in parameters.items():
-            stored.require(name, whole_shape(name, parameter, vocab_size))
+        for name, parameter in global_names(engine.module).items():
+            stored.require(name, whole_shape(name, parameter, vocab_size, engine.shapes[parameter]))
     except DamageError as error:
         return str(error)
     return None
@@ -183,13 +183,12 @@ def load_initial(engine: Engine, initial: InitialWeights) -> None:
         raise DamageError(fault)
     create_adam_state(engine.deepspeed)
     stored = StoredWeights(initial.folder)
-    parameters = global_names(engine.module)
-    agree(_misfit(parameters, stored, initial.vocab_size))
-    for name, parameter in parameters.items():
+    agree(_misfit(engine, stored, initial.vocab_size))
+    for name, parameter in global_names(engine.module).items():
         owned = owned_range(parameter)
         if owned is None:
             continue
         start, end = owned
-        local = cut_for_this_rank(stored.read(name), parameter)
+        local = cut_for_this_rank(stored.read(name), parameter, engine.shapes[parameter])
         owned_fragment(parameter, "fp32").copy_(local.reshape(-1)[start:end])
     finish_load(engine.deepspeed, 0)

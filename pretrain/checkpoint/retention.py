@@ -58,7 +58,7 @@ def remove_expendable(directory: Path, settings: CheckpointSettings) -> None:
             continue
         validation = state["callbacks"].get("validation", {})
         measured_here = validation.get("step") == state["step"]
-        found[checkpoint] = Saved(state["step"], validation["loss"] if measured_here else None)
+        found[checkpoint] = Saved(state["step"], validation.get("loss") if measured_here else None)
     doomed = expendable(list(found.values()), settings)
     for checkpoint, saved in found.items():
         if saved.step in doomed:

@@ -18,13 +18,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.files import DamageError, FileFacts, force_to_disk, new_file
+from pretrain.checkpoint.files import DamageError, FileFacts, force_to_disk, new_file, open_file, require_size
+from pretrain.checkpoint.record import RECORD, require_shape
 from pretrain.errors import UserError
 
-RECORD = "run.json"
 FORMAT = 4
 """Of the files; a checkpoint of another format is not read."""
-_NEEDED = {"state", "config", "dp_size", "data_fingerprint", "vocab_size", "adam_step", "files"}
 _STEP = re.compile(r"step-(\d{8,})")
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
 _BROKEN = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
@@ -97,14 +96,11 @@ def read_record(checkpoint: Path) -> dict[str, Any]:
     """
     try:
         record = _unsealed(checkpoint)
-        missing = _NEEDED - set(record)
-        if missing:
-            raise ValueError(f"{RECORD} has no {', '.join(sorted(missing))}")
+        require_shape(record)
         if f"step-{record['state']['step']:08d}" != checkpoint.name:
             raise ValueError(f"it was saved at step {record['state']['step']}")
         for name, facts in _files(record).items():
-            if (found := (checkpoint / name).stat().st_size) != facts.bytes:
-                raise ValueError(f"{name} has {found} bytes instead of {facts.bytes}")
+            require_size(checkpoint / name, facts.bytes)
     except _BROKEN as error:
         raise DamageError(f"{checkpoint} is damaged: {error}") from None
     return record
@@ -119,7 +115,8 @@ def recorded_files(checkpoint: Path) -> dict[str, FileFacts]:
 
 
 def _unsealed(checkpoint: Path) -> dict[str, Any]:
-    record = json.loads((checkpoint / RECORD).read_text(encoding="utf-8"))
+    with open_file(checkpoint / RECORD) as stream:
+        record = json.loads(stream.read())
     if not isinstance(record, dict):
         raise TypeError(f"{RECORD} is no record")
     if not isinstance(record.get("format"), int):

@@ -5,13 +5,13 @@ one after the other, and then those that it has of the next epoch, whatever the 
 samples than another.
 """
 
-import zlib
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng import zlib_ng
 
 from pretrain.data.cursor import Cursor
 from pretrain.data.order import permutation
@@ -81,7 +81,7 @@ class TextReader:
         resumed = at.crc32 >= 0
         with self._shards.open(place) as shard:
             for number, arrival in enumerate(arrivals(shard, self._shards.text_field), start=1):
-                crc32 = zlib.crc32(arrival.content, crc32)
+                crc32 = zlib_ng.crc32(arrival.content, crc32)
                 if number <= at.document:
                     usable += arrival.text is not None
                     continue

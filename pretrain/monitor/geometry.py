@@ -1,4 +1,4 @@
-"""The geometry of the residual stream as TensorBoard curves; this is the one place that names them."""
+"""The geometry of the residual stream as TensorBoard curves; :mod:`pretrain.monitor.tags` tells what each is."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from megatron_ext import Geometry, GeometryProbe, ResidualSettings, scheme_of, with_defaults
 from megatron_ext.residual import SUBLAYERS
-from pretrain.monitor.tensorboard import Board
+from pretrain.monitor.tags import layer_tag
 
 Condition = Callable[[ResidualSettings, GeometryProbe], bool]
 
@@ -45,11 +45,18 @@ class Curve:
         name: its tags are geometry/NAME/layer_XX, or geometry/NAME_attention/layer_XX and NAME_mlp.
         attribute: of :class:`megatron_ext.Geometry`, which defines it.
         written: whether a run has it.
+        per_sublayer: whether attention and MLP have one each, or the layer one.
     """
 
     name: str
     attribute: str
     written: Condition = _always
+    per_sublayer: bool = True
+
+    @property
+    def names(self) -> list[str]:
+        """Of the quantities, as they stand in tags."""
+        return [f"{self.name}_{sublayer}" for sublayer in SUBLAYERS] if self.per_sublayer else [self.name]
 
 
 CURVES = (
@@ -60,37 +67,37 @@ CURVES = (
     # A constant step size is known from the configuration.
     Curve("alpha", "step_size", _learns_step_size),
     Curve("clamped_share", "clamped_share", _has_clamp),
-    Curve("radius", "radius", _radius_varies),
-    Curve("radius_drift", "largest_radius_drift", _on_sphere),
-    Curve("resultant_length", "resultant_length"),
+    Curve("radius", "radius", _radius_varies, per_sublayer=False),
+    Curve("radius_drift", "largest_radius_drift", _on_sphere, per_sublayer=False),
+    Curve("resultant_length", "resultant_length", per_sublayer=False),
+    Curve("activation_max", "largest_activation", per_sublayer=False),
+    Curve("attention_logit_max", "largest_attention_logit", per_sublayer=False),
 )
 
 
 class GeometryCurves:
-    """Writes those of :data:`CURVES` that the run's scheme has, one tag per layer."""
+    """Those of :data:`CURVES` that the run's scheme has, one tag per layer."""
 
-    def __init__(self, residual: ResidualSettings, probe: GeometryProbe, board: Board) -> None:
+    def __init__(self, residual: ResidualSettings, probe: GeometryProbe) -> None:
         settings = with_defaults(residual)
         self._curves = [curve for curve in CURVES if curve.written(settings, probe)]
-        self._board = board
-        self._charts_made = False
 
-    def write(self, geometry: Geometry, step: int) -> None:
-        """One point of every curve; the first time also the charts that show all layers in one."""
-        named = [column for curve in self._curves for column in columns(curve, geometry)]
-        if not self._charts_made:
-            self._charts_made = True
-            self._board.charts("geometry", {name: f"geometry/{name}/layer_" for name, _ in named})
-        for name, values in named:
-            for layer, value in enumerate(values.tolist(), start=1):
-                self._board.scalar(f"geometry/{name}/layer_{layer:02d}", value, step)
+    @property
+    def names(self) -> list[str]:
+        """Of the quantities, as they stand in tags."""
+        return [name for curve in self._curves for name in curve.names]
+
+    def values(self, geometry: Geometry) -> dict[str, float]:
+        """Tag -> value."""
+        values = {"train/logit_max": geometry.largest_logit.item()}
+        for curve in self._curves:
+            for name, column in columns(curve, geometry):
+                of_layers = enumerate(column.tolist(), start=1)
+                values |= {layer_tag(f"geometry/{name}", layer): value for layer, value in of_layers}
+        return values
 
 
 def columns(curve: Curve, geometry: Geometry) -> Iterator[tuple[str, Tensor]]:
-    """Name and values [num_layers] of each sublayer, or of the layers."""
+    """Name and values ``[num_layers]`` of each sublayer, or of the layers."""
     values: Tensor = getattr(geometry, curve.attribute)
-    if values.dim() == 1:
-        yield curve.name, values
-        return
-    for position, sublayer in enumerate(SUBLAYERS):
-        yield f"{curve.name}_{sublayer}", values[:, position]
+    return zip(curve.names, values.reshape(len(values), -1).T, strict=True)

@@ -1,24 +1,25 @@
-"""Loss, gradient norm, learning rate, throughput and geometry of the steps, written on log steps only.
+"""Loss, gradients, learning rate, throughput and geometry of the steps, written on log steps only.
 
-Every step's values stay on the device until the next log step: one transfer and two small reductions per log step, no
-host synchronisation in between, and no step without a point on the curve.
+No step is without a point on the curve; what is more than its loss and gradient norm is reduced on log steps.
 """
 
 import math
-import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-import torch
 import torch.distributed as dist
 
-from megatron_ext import GeometryProbe
+from megatron_ext import Geometry, GeometryProbe, ModelSettings
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.errors import SharedError
 from pretrain.monitor.geometry import GeometryCurves
+from pretrain.monitor.layer_norms import QUANTITIES, LayerNorms, norm_values
+from pretrain.monitor.layout import board_layout
+from pretrain.monitor.phases import Phases
 from pretrain.monitor.tensorboard import Board
+from pretrain.monitor.throughput import Throughput, memory_in_use
 from pretrain.resilience.wishes import Wishes
 from pretrain.schedule import is_log_step
 from pretrain.state import TrainState
@@ -26,68 +27,110 @@ from pretrain.state import TrainState
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step left on the device.
+    """What is known of a step, the same on all ranks.
 
     Attributes:
-        loss_share: fp32 scalar, this rank's share of the loss (see :meth:`Engine.sum_shares`).
-        grad_norm: fp32 scalar, the same on all ranks; inf where the update was skipped.
+        loss: nats per token.
+        grad_norm: before the clip; inf where it was not finite, so that the update was skipped.
         lr: learning rate of the update.
         wishes: what is to be done at this boundary beside what is due; an evaluation may add to it.
     """
 
-    loss_share: torch.Tensor
-    grad_norm: torch.Tensor
+    loss: float
+    grad_norm: float
     lr: float
     wishes: Wishes = field(default_factory=Wishes)
 
 
-class Metrics:
-    """Collects step results and writes them out. Ranks other than 0 take part in the reductions only."""
+@dataclass(frozen=True)
+class LogStep:
+    """What is measured on log steps alone.
 
-    def __init__(self, config: Config, engine: Engine, board: Board) -> None:
+    Attributes:
+        gradient_norms: of each layer, then of :data:`pretrain.monitor.tags.PARTS`.
+    """
+
+    step: int
+    geometry: Geometry
+    gradient_norms: list[float]
+
+
+class Metrics:
+    """Collects step results and writes them out. Ranks other than 0 take part in the reductions only.
+
+    Attributes:
+        phases: where the time of this rank goes.
+        newest: what was measured on the newest log step, on every rank.
+    """
+
+    def __init__(self, config: Config, model: ModelSettings, engine: Engine, board: Board) -> None:
+        """``model`` has the vocabulary's size."""
         self._config = config
         self._steps = config.train.steps
+        self._ramps = config.train.rampup.start is not None
+        self._sequence_length = model.sequence_length
         self._engine = engine
         self._board = board
         self._probe = GeometryProbe(engine.module)
-        self._geometry = GeometryCurves(config.model.residual, self._probe, board)
+        self._geometry = GeometryCurves(model.residual, self._probe)
+        self._norms = LayerNorms(engine, model.num_layers)
+        self.phases = Phases(engine.place.device)
+        place = engine.place
+        self._throughput = Throughput.of(model, place.world_size, place.device, config.logging.peak_tflops)
         self._pending: list[StepResult] = []
-        self._mark = (0.0, 0)
+        self._tokens: list[int] = []
+        self._mark = (0.0, 0, 0)
         self._observed = False
+        self.newest: LogStep | None = None
+        has_mfu = self._throughput.peak_tflops is not None
+        board.layout(board_layout(model.num_layers, has_mfu, self._geometry.names, QUANTITIES))
 
     def start(self, state: TrainState) -> None:
-        """Begin to measure throughput from here."""
-        self._mark = (state.train_seconds, state.tokens)
+        """Begin here, or go on here after what is pending came to nothing."""
+        self._pending.clear()
+        self._tokens.clear()
+        self._mark = (state.train_seconds, state.tokens, state.step)
 
     def observe(self, step: int) -> AbstractContextManager[None]:
         """Record the geometry of the forward passes within, if ``step`` is a log step."""
         self._observed = is_log_step(step, self._config)
         return self._probe.recording() if self._observed else nullcontext()
 
+    def observe_update(self) -> AbstractContextManager[None]:
+        """Record the norms of the update within, if the passes before it were observed."""
+        return self._norms.recording() if self._observed else nullcontext()
+
     def after_step(self, state: TrainState, result: StepResult) -> None:
         """Take a step's result; on log steps, and before anything wished for, write out all since the last one."""
         self._pending.append(result)
+        self._tokens.append(state.tokens)
         if is_log_step(state.step, self._config) or result.wishes.any:
             self._write(state)
 
     def _write(self, state: TrainState) -> None:
-        started = time.perf_counter()
-        shares = torch.stack([result.loss_share for result in self._pending])
-        losses = self._engine.sum_shares(shares).tolist()
-        norms = torch.stack([result.grad_norm for result in self._pending]).tolist()
-        waited = time.perf_counter() - started  # on a GPU the steps' work may end only here
-        geometry = self._probe.reduce(dist.group.WORLD) if self._observed else None
-        seconds, tokens = self._mark
-        tokens_per_second = (state.tokens - tokens) / (state.train_seconds - seconds + waited)
-        self._mark = (state.train_seconds, state.tokens)
+        losses = [result.loss for result in self._pending]
+        norms = [result.grad_norm for result in self._pending]
+        observed: dict[str, float] = {}
+        if self._observed:
+            geometry, norms_of_layers = self._probe.reduce(dist.group.WORLD), self._norms.reduce()
+            self.newest = LogStep(state.step, geometry, norms_of_layers[:, QUANTITIES.index("norm")].tolist())
+            observed |= self._geometry.values(geometry) | norm_values(norms_of_layers)
+        mark = self._mark[1]
+        measured = self._throughput_since_the_mark(state)
+        tokens_per_second = measured["throughput/tokens_per_second"]
         first = state.step - len(self._pending) + 1
         for step, loss, norm, result in zip(range(first, state.step + 1), losses, norms, self._pending, strict=True):
-            self._board.scalar("train/loss", loss, step)
-            self._board.scalar("train/grad_norm", norm, step)
-            self._board.scalar("train/lr", result.lr, step)
-        self._board.scalar("throughput/tokens_per_second", tokens_per_second, state.step)
-        if geometry is not None:
-            self._geometry.write(geometry, state.step)
+            self._board.scalars({"train/loss": loss, "train/grad_norm": norm, "train/lr": result.lr}, step)
+            behind = state.step - step
+            tokens, before = self._tokens[-1 - behind], [mark, *self._tokens][-2 - behind]
+            if self._ramps:
+                self._board.scalars({"train/global_batch": (tokens - before) / self._sequence_length}, step)
+            self._board.scalars_by_tokens(
+                {"train/loss_by_tokens": loss},
+                tokens,
+                state.clock - behind * measured["throughput/seconds_per_step"],
+            )
+        self._board.scalars(observed | measured | memory_in_use(self._engine.place.device), state.step)
         self._board.flush()
         if self._engine.place.global_rank == 0:
             print(
@@ -99,6 +142,20 @@ class Metrics:
         if broken and self._engine.place.global_rank == 0:
             print(f"warning: not finite, update skipped, in steps {broken}", flush=True)
         self._pending.clear()
+        self._tokens.clear()
+
+    def _throughput_since_the_mark(self, state: TrainState) -> dict[str, float]:
+        """Tag -> value over the steps since the last call."""
+        seconds, tokens, step = self._mark
+        steps = state.step - step
+        taken = state.train_seconds - seconds
+        self._mark = (state.train_seconds, state.tokens, state.step)
+        phases = {f"throughput/seconds_{phase}": taken for phase, taken in self.phases.take(steps).items()}
+        return (
+            self._throughput.values((state.tokens - tokens) / taken)
+            | {"throughput/seconds_per_step": taken / steps}
+            | phases
+        )
 
 
 def steps_not_finite(first: int, losses: Sequence[float], norms: Sequence[float]) -> list[int]:

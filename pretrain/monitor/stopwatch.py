@@ -33,12 +33,16 @@ class Stopwatch:
             yield
             self._seconds.append(time.perf_counter() - started)
 
-    def take(self) -> float:
-        """Mean seconds of the laps since the last call, 0 without any; waits for the device to end the last one."""
+    def laps(self) -> list[float]:
+        """Seconds of each lap since the last call; waits for the device to end the last one."""
         if self._events:
             self._events[-1][1].synchronize()
             self._seconds += [begin.elapsed_time(end) / 1000 for begin, end in self._events]
             self._events.clear()
-        mean = sum(self._seconds) / len(self._seconds) if self._seconds else 0.0
-        self._seconds.clear()
-        return mean
+        seconds, self._seconds = self._seconds, []
+        return seconds
+
+    def take(self) -> float:
+        """Mean of :meth:`laps`, 0 without any."""
+        laps = self.laps()
+        return sum(laps) / len(laps) if laps else 0.0

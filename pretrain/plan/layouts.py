@@ -52,8 +52,8 @@ class Layout:
 
 
 def rate(config: Config, parts: StageParts, vocab_size: int, machines: Machines) -> Layout:
-    """A layout's costs; `parts` are those of its model, tp, sp and micro batch."""
-    dp = machines.gpus // (config.parallel.tp * config.parallel.pp)
+    """A layout's costs; `parts` are those of its model, tp, sp, cp and micro batch."""
+    dp = machines.gpus // config.parallel.ranks_of_a_replica
     pp_rank, memory = fullest(config, parts, dp)
     time = step_time(config, parts, vocab_size, machines.gpus, machines.gpu, machines.mfu)
     return Layout(config, pp_rank, memory, time)
@@ -63,7 +63,7 @@ def measured(config: Config, vocab_size: int, micro_batch: int | None = None) ->
     """Parts of the config's model on a GPU, for its own micro batch or another."""
     model = dataclasses.replace(config.model, vocab_size=vocab_size)
     # Parts are the same for every pp: measured once.
-    layout = dataclasses.replace(config.parallel, pp=1)
+    layout = dataclasses.replace(config.parallel, pp=1, vpp=1)
     return stage_parts(model, layout, micro_batch or config.train.micro_batch, dtype_of(config), "cuda")
 
 
@@ -94,6 +94,7 @@ def changes(before: Config, after: Config) -> list[str]:
         "parallel.tp": (before.parallel.tp, after.parallel.tp),
         "parallel.sp": (before.parallel.sp, after.parallel.sp),
         "parallel.pp": (before.parallel.pp, after.parallel.pp),
+        "parallel.vpp": (before.parallel.vpp, after.parallel.vpp),
         "train.micro_batch": (before.train.micro_batch, after.train.micro_batch),
         "model.recompute": (before.model.recompute, after.model.recompute),
     }
@@ -110,12 +111,12 @@ def _candidates(config: Config, machines: Machines) -> Iterator[Config]:
     pps = _powers_of_two(machines.gpus)
     micro_batches = {config.train.micro_batch, *_powers_of_two(_LARGEST_MICRO_BATCH)}
     for tp in tps:
-        for pp in pps:
+        for pp, vpp in [(pp, vpp) for pp in pps for vpp in {1, config.parallel.vpp}]:
             for micro_batch in sorted(micro_batches):
-                for recompute in ("none", "full"):
+                for recompute in ("none", "selective", "full"):
                     candidate = config.model_copy(
                         update={
-                            "parallel": dataclasses.replace(config.parallel, tp=tp, sp=tp > 1, pp=pp),
+                            "parallel": dataclasses.replace(config.parallel, tp=tp, sp=tp > 1, pp=pp, vpp=vpp),
                             "train": config.train.model_copy(update={"micro_batch": micro_batch}),
                             "model": dataclasses.replace(config.model, recompute=recompute),
                         }

@@ -5,12 +5,14 @@ import textwrap
 from megatron_ext.flops import CONVENTION
 from pretrain.plan.layouts import Layout, changes
 from pretrain.plan.plan import Plan
+from pretrain.rampup import steps_by_batch
 
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _TIMES = {
     "recompute": "recomputation",
     "bubble": "pipeline bubble",
     "tensor": "tp all-reduces",
+    "context": "cp keys and values",
     "data": "dp gradients and weights",
 }
 """What adds to the time of the model's own arithmetic, in words."""
@@ -30,8 +32,8 @@ def _head(plan: Plan) -> list[str]:
     return [
         f"{config.model.residual.scheme}, {plan.parameters:,} parameters, vocabulary {plan.vocab_size:,}; "
         f"{ranks} parameters on a rank",
-        f"on {machines.gpus} x {machines.gpu.name}: tp {layout.tp}{' with sp' if layout.sp else ''} x pp {layout.pp} "
-        f"x dp {plan.dp}, ZeRO-{config.zero.stage}, {config.train.precision}, "
+        f"on {machines.gpus} x {machines.gpu.name}: {layout.described()} x dp {plan.dp}"
+        f"{', sp' if layout.sp else ''}, ZeRO-{config.zero.stage}, {config.train.precision}, "
         f"recompute {config.model.recompute}, {micro} micro batches of {config.train.micro_batch} a rank and step",
     ]
 
@@ -41,7 +43,7 @@ def _memory(plan: Plan) -> list[str]:
     kinds = [
         ("weights", memory.weights, config.train.precision),
         ("gradients", memory.gradients, "fp32"),
-        ("optimizer", memory.optimizer, f"fp32 masters and AdamW's moments over {plan.dp} data-parallel ranks"),
+        ("optimizer", memory.optimizer, _whereabouts(plan)),
         ("activations", memory.activations, "kept for the backward pass"),
         ("at work", memory.work, "logits and loss, or one layer, whichever is more"),
         ("buffers", memory.buffers, "pipeline messages, DeepSpeed's copy of the gradients"),
@@ -57,20 +59,40 @@ def _memory(plan: Plan) -> list[str]:
     ]
 
 
+def _whereabouts(plan: Plan) -> str:
+    if plan.config.zero.offload_optimizer:
+        return "fp32 masters and AdamW's moments are in host memory"
+    whole = "whole on every rank" if plan.config.zero.stage == 0 else f"over {plan.dp * plan.config.parallel.cp} ranks"
+    return f"fp32 masters and AdamW's moments {whole}"
+
+
 def _time(plan: Plan) -> list[str]:
     time, machines = plan.layout.time, plan.machines
     parts = [(words, getattr(time, field)) for field, words in _TIMES.items()]
     more = "".join(f" + {_duration(seconds)} {words}" for words, seconds in parts if seconds > 0.001 * time.total)
-    run = time.total * plan.config.train.steps
     return [
         f"step    {_count(plan.step_tokens)} tokens, {plan.flops:.3g} FLOPs, {_duration(time.total)}, "
         f"{_count(plan.step_tokens / time.total)} tokens/s",
         f"        {_duration(time.model)} at {machines.mfu:.0%} of {machines.gpu.bf16_tflops:g} TFLOP/s (--mfu){more}; "
         f"MFU of the whole step {time.mfu:.0%}",
-        f"run     {plan.config.train.steps:,} steps, {_count(plan.tokens)} tokens{_epochs(plan)}, {_duration(run)}, "
-        f"{run / 3600 * machines.gpus:,.0f} GPU hours (validation and checkpoints not counted)",
+        f"run     {plan.config.train.steps:,} steps, {_count(plan.tokens)} tokens{_epochs(plan)}, "
+        f"{_duration(plan.seconds)}, {plan.seconds / 3600 * machines.gpus:,.0f} GPU hours (validation and checkpoints "
+        "not counted)",
+        *_rampup(plan),
         f"FLOPs   {CONVENTION[0]}",
         f"        {CONVENTION[1]}",
+    ]
+
+
+def _rampup(plan: Plan) -> list[str]:
+    train = plan.config.train
+    if train.rampup.start is None:
+        return []
+    ramp = [(batch, count) for batch, count in steps_by_batch(train.steps, train) if batch < train.global_batch]
+    steps, samples = sum(count for _, count in ramp), sum(batch * count for batch, count in ramp)
+    return [
+        f"        batch {train.rampup.start} to {ramp[-1][0]} samples in the first {steps:,} steps, "
+        f"{_count(samples * plan.config.model.sequence_length)} tokens; {train.global_batch} behind them"
     ]
 
 
@@ -108,6 +130,7 @@ def _why(plan: Plan, better: Layout) -> str:
         "recompute": "recomputation",
         "bubble": "pipeline bubble",
         "tensor": "tp all-reduces",
+        "context": "cp keys and values",
         "data": "dp traffic",
     }
     for field, words in names.items():

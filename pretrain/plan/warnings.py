@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 from megatron_ext import scheme_of
 from pretrain.plan.layouts import Layout, Machines
-from pretrain.plan.memory import USABLE
+from pretrain.plan.memory import USABLE, dtype_of
 from pretrain.plan.timing import bubble_share
 from pretrain.recipe import advice, recipe_lr
 
@@ -26,7 +26,7 @@ def fits(layout: Layout, machines: Machines) -> str | None:
 def bubble_is_small(layout: Layout, machines: Machines) -> str | None:
     """A pipeline's stages mostly work."""
     parallel = layout.config.parallel
-    share = bubble_share(layout.config, machines.gpus // (parallel.tp * parallel.pp))
+    share = bubble_share(layout.config, machines.gpus // parallel.ranks_of_a_replica)
     if share <= _LARGEST_BUBBLE:
         return None
     return (
@@ -37,12 +37,12 @@ def bubble_is_small(layout: Layout, machines: Machines) -> str | None:
 def batch_feeds_the_gpus(layout: Layout, machines: Machines) -> str | None:
     """A micro batch is large enough for large matrix products."""
     config = layout.config
-    tokens = config.train.micro_batch * config.model.sequence_length // config.parallel.tp
+    tokens = config.train.micro_batch * config.model.sequence_length // (config.parallel.tp * config.parallel.cp)
     if tokens >= _FEW_TOKENS:
         return None
     return (
-        f"a micro batch has {tokens:,} tokens a GPU (over parallel.tp), too few to come near the stated MFU; "
-        f"raise train.micro_batch or lower parallel.tp"
+        f"a micro batch has {tokens:,} tokens a GPU (over parallel.tp and cp), too few to come near the stated MFU; "
+        f"raise train.micro_batch or lower parallel.tp or cp"
     )
 
 
@@ -59,6 +59,18 @@ def precision_is_the_tables(layout: Layout, machines: Machines) -> str | None:
     if layout.config.train.precision == "bf16":
         return None
     return "train.precision=fp32: the times are bf16's; fp32 takes several times as long"
+
+
+def the_update_is_on_the_gpu(layout: Layout, machines: Machines) -> str | None:
+    """The step's time counts what a GPU does."""
+    config = layout.config
+    if not config.zero.offload_optimizer:
+        return None
+    sharing = machines.gpus // config.parallel.ranks_of_a_replica * config.parallel.cp
+    held = layout.memory.weights / dtype_of(config).itemsize * (sharing if config.zero.stage == 3 else 1)
+    # Masters, both moments and the gradient, in fp32.
+    host = 16 * held / (sharing if config.zero.stage else 1) / 2**30
+    return f"zero.offload_optimizer=true: the times leave out the update in host memory, {host:.1f} GiB of it a rank"
 
 
 def lr_is_near_the_recipe(layout: Layout, machines: Machines) -> str | None:
@@ -82,6 +94,7 @@ WARNINGS: Sequence[Warning_] = (
     batch_feeds_the_gpus,
     tp_stays_within_a_node,
     precision_is_the_tables,
+    the_update_is_on_the_gpu,
     lr_is_near_the_recipe,
 )
 

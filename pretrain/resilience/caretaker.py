@@ -120,4 +120,4 @@ class Caretaker:
         dist.gather_object(records.host(), self.hosts if self._leads else None, dst=0, group=group)
         if self._record is not None:
             self._record.add_hosts(self.hosts)
-            board.text("run/restart", self._record.text(), step)
+            board.text("events/restart", self._record.text(), step)

@@ -23,6 +23,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 from pretrain.config import Config
 from pretrain.errors import SharedError
 from pretrain.launch import Launch
+from pretrain.plan.disk import Disk, checkpoint_disk
 from pretrain.provenance import versions
 from pretrain.resilience.links import all_reduce_gigabytes, slow_links
 from pretrain.resilience.node_facts import Facts, faults, free_bytes, own_skew
@@ -32,8 +33,6 @@ LIMIT_SECONDS = 55
 MEET_SECONDS = 30
 SEE_SECONDS = 10
 """A file that another node has just written may take a while to be seen."""
-BYTES_PER_PARAMETER = 14
-"""Of a checkpoint: bf16 weights, fp32 master weights and both moments."""
 
 
 def run_preflight(config: Config, launch: Launch) -> None:
@@ -50,7 +49,8 @@ def run_preflight(config: Config, launch: Launch) -> None:
     facts = _compare_with_first(facts, config, launch, store)
     stage.name = "telling what was found"
     found = _gather(facts, launch, store)
-    wrong = faults(found, 2 * BYTES_PER_PARAMETER * _parameters(config))
+    disk = checkpoint_disk(config, _parameters(config))
+    wrong = faults(found, 2 * disk.each)
     speed, slow = 0.0, list[str]()
     if not wrong:
         stage.name = "the all-reduce over all processes"
@@ -62,7 +62,8 @@ def run_preflight(config: Config, launch: Launch) -> None:
     _part(launch, store)
     stage.done()
     if launch.global_rank == 0:
-        _report(found, speed, slow, wrong, time.monotonic() - started)
+        free = found[0].free[str(config.run.dir)]
+        _report(found, speed, [*slow, *_too_many(disk, free)], wrong, time.monotonic() - started)
     if wrong and launch.global_rank:
         sys.exit(2)  # global rank 0 tells
     if wrong:
@@ -230,6 +231,16 @@ def _parameters(config: Config) -> int:
     return model.num_layers * layer + 2 * (model.vocab_size or 0) * model.hidden_size
 
 
+def _too_many(disk: Disk, free: int) -> list[str]:
+    """One line if the run will keep more checkpoints than the disk has room for."""
+    if disk.total <= free:
+        return []
+    return [
+        f"the run keeps {disk.kept} checkpoints of about {disk.each / 1e9:,.1f} GB, {disk.total / 1e9:,.0f} GB, but "
+        f"run.dir has {free / 1e9:,.0f} GB free; set checkpoint.keep_last, or make room"
+    ]
+
+
 def _part(launch: Launch, store: Store) -> None:
     """Global rank 0 keeps the store until the others need it no more."""
     if launch.global_rank:
@@ -238,10 +249,10 @@ def _part(launch: Launch, store: Store) -> None:
         store.wait([f"bye/{other}" for other in range(1, launch.world_size)], datetime.timedelta(seconds=MEET_SECONDS))
 
 
-def _report(found: Sequence[Facts], speed: float, slow: Sequence[str], wrong: Sequence[str], seconds: float) -> None:
+def _report(found: Sequence[Facts], speed: float, doubts: Sequence[str], wrong: Sequence[str], seconds: float) -> None:
     for line in wrong:
         print(f"error: preflight: {line}", file=sys.stderr, flush=True)
-    for line in slow:
+    for line in doubts:
         print(f"warning: preflight: {line}", flush=True)
     nodes = dict.fromkeys(facts.host for facts in found)
     skew = max(abs(facts.skew_seconds) for facts in found)

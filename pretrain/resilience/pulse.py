@@ -6,6 +6,7 @@ CPUs, and reads the sum of what was posted at the boundary before: a whole step 
 
 import datetime
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -40,9 +41,13 @@ class Pulse:
         self._work: Any = None
         self._post()
 
-    def begin_step(self) -> None:
-        """The samples are there: what follows should take as long as it did before."""
-        self._watchdog.expect_step()
+    def begin_step(self, samples: int) -> None:
+        """So many samples are there: what follows should take as long as as many did before."""
+        self._watchdog.expect_step(samples)
+
+    def patience(self) -> AbstractContextManager[None]:
+        """What is done within may take longer than a step."""
+        return self._watchdog.patience()
 
     def end_step(self, seconds: float) -> Wishes:
         """At the boundary after a step of so many seconds: what all ranks do now; collective."""

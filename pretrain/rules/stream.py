@@ -68,7 +68,7 @@ def stream_has_a_shard_for_every_rank(config: Config, world_size: int) -> str | 
     """Every data-parallel rank reads shards of its own."""
     if config.data.mode != "stream" or stream_has_places_that_can_be_read(config):
         return None
-    dp = world_size // (config.parallel.tp * config.parallel.pp)
+    dp = world_size // config.parallel.ranks_of_a_replica
     shards = len(expand_places(config.data.urls, "data.urls"))
     if shards < dp:
         return (

@@ -14,6 +14,7 @@ from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
 from megatron_ext import Geometry, GeometryProbe, ModelSettings, ParallelSettings, install_cpu_support
+from megatron_ext.context import own_part
 from tests.megatron_ext import small
 
 LAYOUTS = {
@@ -21,6 +22,7 @@ LAYOUTS = {
     "tp2": ParallelSettings(tp=2),
     "tp2 sp": ParallelSettings(tp=2, sp=True),
     "pp2": ParallelSettings(pp=2),
+    "cp2": ParallelSettings(cp=2),
 }
 CASES = {
     "geonorm": small.settings(residual={"learn_alpha": True, "alpha": 2.0, "clamp": 0.4}),
@@ -35,7 +37,7 @@ def main(folder: Path) -> None:
     dist.init_process_group("gloo")
     install_cpu_support()
     for layout, parallel in LAYOUTS.items():
-        parallel_state.initialize_model_parallel(parallel.tp, parallel.pp)
+        parallel_state.initialize_model_parallel(parallel.tp, parallel.pp, context_parallel_size=parallel.cp)
         tensor_parallel.model_parallel_cuda_manual_seed(1)
         dp_rank, dp_size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
         results = {case: vars(geometry(model, parallel, dp_rank, dp_size)) for case, model in CASES.items()}
@@ -47,7 +49,8 @@ def main(folder: Path) -> None:
 def geometry(model: ModelSettings, parallel: ParallelSettings, dp_rank: int = 0, dp_size: int = 1) -> Geometry:
     """Of forward and backward over this data-parallel rank's sequences of the batch, one micro batch each."""
     stage = small.build(model, parallel)
-    tokens, labels, positions, _ = small.batch()
+    cp_rank = parallel_state.get_context_parallel_rank()
+    tokens, labels, positions = (own_part(tensor, cp_rank, parallel.cp) for tensor in small.batch()[:3])
     mine = range(dp_rank, small.BATCH, dp_size)
 
     def forward_step(data: Any, chunk: Any) -> tuple[Tensor, Any]:

@@ -17,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("single_process")
 @pytest.mark.parametrize(
     "change",
     [
-        {"context_parallel_size": 2},
         {"window_size": (4, 0)},
         {"softmax_type": "off-by-one"},
     ],

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from megatron.core import tensor_parallel
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -39,10 +40,22 @@ def test_a_backward_pass_is_two_forward_passes() -> None:
     assert counter.get_total_flops() == flops_per_token(model).model * tokens.numel()
 
 
+def test_selective_recomputation_repeats_the_mlp() -> None:
+    model = small.settings(vocab_size=256, recompute="selective")
+    tokens, labels, positions, _ = small.batch()
+    tensor_parallel.model_parallel_cuda_manual_seed(1)
+    stage = small.build(model)
+    with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH):
+        stage(tokens, positions, None, labels=labels).sum().backward()
+    flops = flops_per_token(model)
+    assert counter.get_total_flops() == (flops.model + flops.mlp / 3) * tokens.numel()
+
+
 def test_by_hand() -> None:
     model = small.settings(num_layers=2, hidden_size=8, num_attention_heads=2, num_query_groups=1, ffn_hidden_size=16)
     flops = flops_per_token(dataclasses.replace(model, sequence_length=10, vocab_size=100))
     assert flops.layers == 6 * 2 * (8 * 16 + 8 * 8 + 3 * 8 * 16)
+    assert flops.mlp == 6 * 2 * 3 * 8 * 16
     assert flops.head == 6 * 8 * 100
     assert flops.attention == 12 * 2 * 8 * 10
     assert flops.residual == 3 * 2 * SCHEMES["geonorm"].flops(8)

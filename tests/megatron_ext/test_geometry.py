@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from megatron_ext import SCHEMES, Geometry, GeometryProbe
+from megatron_ext import SCHEMES, Geometry, GeometryProbe, find_documents
+from megatron_ext.attention import largest_logit
+from megatron_ext.context import own_part
 from tests.megatron_ext import small
 
 pytestmark = pytest.mark.usefixtures("single_process")
@@ -96,6 +98,7 @@ def plain(steps: list[list[Step]]) -> dict[str, Tensor]:
         "radius_drift": radius.mean(1) / radius[0].mean() - 1,
         "largest_radius_drift": (radius / radius[0].mean() - 1).abs().amax(1),
         "resultant_length": torch.stack(directions),
+        "largest_activation": torch.stack([of_layer[1].y.abs().max() for of_layer in steps]),
     }
     return {name: torch.tensor(rows, dtype=torch.float64) for name, rows in found.items()} | of_layers
 
@@ -224,3 +227,48 @@ def test_recomputation_changes_nothing(scheme: str) -> None:
 def test_a_model_without_our_layers_is_refused() -> None:
     with pytest.raises(ValueError, match="no layer that can be observed"):
         GeometryProbe(nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("changes", [{}, {"num_query_groups": None}], ids=["grouped", "one key a head"])
+def test_the_largest_logits_are_those_of_plain_products(changes: dict[str, Any]) -> None:
+    """Of the attention those of the first sample of the first pass, of the output those of all tokens."""
+    stage = small.build(small.settings(**changes), dtype=torch.float64)
+    queries_and_keys: list[list[tuple[Tensor, Tensor]]] = [[] for _ in stage.decoder.layers]
+    for layer, seen in zip(stage.decoder.layers, queries_and_keys, strict=True):
+        core = layer.self_attention.core_attention
+        core.register_forward_pre_hook(lambda module, inputs, seen=seen: seen.append(inputs[:2]))
+    tokens, _, positions, _ = small.batch()
+    logits: list[Tensor] = []
+    with torch.no_grad():
+        geometry = probed(stage, lambda s: logits.append(s(tokens, positions, None)), run)
+    expected = []
+    for seen in queries_and_keys:
+        query, key = (tensor[:, 0].transpose(0, 1) for tensor in seen[0])
+        key = key.repeat_interleave(len(query) // len(key), dim=0)
+        products = query @ key.transpose(1, 2) / math.sqrt(query.shape[-1])
+        expected.append(products[:, torch.ones_like(products[0]).tril().bool()].max())
+    torch.testing.assert_close(geometry.largest_attention_logit, torch.stack(expected), rtol=1e-12, atol=0)
+    torch.testing.assert_close(geometry.largest_logit, logits[0].max(), rtol=1e-12, atol=0)
+
+
+def test_the_largest_attention_logit_in_blocks_and_within_documents() -> None:
+    generator = torch.Generator().manual_seed(3)
+    query, key = (torch.randn(20, 2, 4, 8, generator=generator, dtype=torch.float64) for _ in range(2))
+    query[15], query[1] = 10 * key[2], 20 * key[18]  # across documents, and to a token that is yet to come
+    tokens = torch.ones(2, 20, dtype=torch.int64)
+    tokens[0, [6, 12]] = 0
+    documents = find_documents(tokens, 0)
+    products = torch.einsum("qhd,khd->hqk", query[:, 0], key[:, 0]) * 0.5
+    causal = torch.ones(20, 20).tril().bool()
+    apart = torch.block_diag(torch.ones(7, 7), torch.ones(6, 6), torch.ones(7, 7)).bool() & causal
+    for seen, given in ((causal, None), (apart, documents)):
+        for rows in (3, 20, 512):
+            position_ids = torch.arange(20) if given is None else given.position_ids[0]
+            largest = largest_logit(query, key, torch.arange(20), position_ids, 0.5, rows)
+            torch.testing.assert_close(largest, products[:, seen].max(), rtol=1e-12, atol=0)
+            # Of two context-parallel ranks each sees its own queries, and both together all of them.
+            parts = [own_part(torch.arange(20)[None], cp_rank, 2)[0] for cp_rank in range(2)]
+            of_ranks = [largest_logit(query[part], key, part, position_ids[part], 0.5, rows) for part in parts]
+            wanted = [products[:, part][:, seen[part]].max() for part in parts]
+            torch.testing.assert_close(torch.stack(of_ranks), torch.stack(wanted), rtol=1e-12, atol=0)
+    assert products[:, apart].max() < products[:, causal].max() < products.max()

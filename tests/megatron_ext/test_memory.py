@@ -20,6 +20,7 @@ LAYERS = 3
 CHOICES: list[dict[str, Any]] = [
     {"dropout": 0.1},
     {"dropout": 0.1, "recompute": "full"},
+    {"recompute": "selective"},
     {"activation": "gelu", "normalization": "layernorm", "linear_bias": True, "positions": "learned"},
     {"num_query_groups": None, "qk_norm": True, "z_loss": 1e-4, "output_bias": "none"},
     {"tie_embeddings": True, "positions": "none", "vocab_size": 256},
@@ -51,7 +52,7 @@ def expected(model: ModelSettings, dtype: torch.dtype = torch.bfloat16) -> int:
 
 
 CASES = [
-    *((scheme, {"recompute": recompute}) for scheme in SCHEMES for recompute in ("none", "mlp", "full")),
+    *((scheme, {"recompute": recompute}) for scheme in SCHEMES for recompute in ("none", "selective", "full")),
     *((scheme, changes) for scheme in ("geonorm", "pre_norm") for changes in CHOICES),
     ("proj", {"normalization": "layernorm", "activation": "gelu"}),
     ("sandwich_norm", {"normalization": "layernorm", "dropout": 0.1}),

@@ -204,7 +204,7 @@ def test_refusals_name_what_to_change(changes: dict[str, Any], message: str) -> 
     ("parallel", "message"),
     [
         (ParallelSettings(tp=4), "model.num_query_groups is 2; it must be a multiple of parallel.tp, which is 4"),
-        (ParallelSettings(pp=3), "model.num_layers is 4; it must be a multiple of parallel.pp, which is 3"),
+        (ParallelSettings(pp=3), r"model.num_layers is 4; it must be a multiple of parallel.pp \* parallel.vpp"),
     ],
 )
 def test_refusals_of_layouts(parallel: ParallelSettings, message: str) -> None:

@@ -1,6 +1,12 @@
 """Checks on one engine at a time in one process; an assertion ends the process with its traceback."""
 
+from typing import Any
+from unittest.mock import patch
+
 import torch
+from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from megatron_ext.initialize import global_names
 from pretrain import parallel
@@ -83,23 +89,90 @@ def only_matrices_decay() -> None:
         torch.testing.assert_close(parameter.detach(), before[name] * factor)
 
 
-def a_step_that_is_not_finite_is_skipped_and_told(precision: str) -> None:
-    trained = engine(train={"precision": precision})
-    batches = full_batches(1)
+def a_step_that_is_not_finite_is_skipped_and_told(precision: str, stage: int, offload: bool = False) -> None:
+    zero = {"stage": stage, "offload_optimizer": offload}
+    trained = engine(train={"precision": precision}, zero=zero)
+    batches = full_batches(2)
     trained.forward_backward(batches)
     trained.step(1e-3)
-    before = [parameter.detach().clone() for parameter in trained.module.parameters()]
+    before = masters(trained)
     poisoned = MicroBatch(batches[0].tokens, batches[0].labels, batches[0].loss_mask * float("nan"))
-    share = trained.forward_backward([poisoned])
+    share = trained.forward_backward([poisoned, batches[1]])
     trained.step(1e-3)
     assert not torch.isfinite(share)
     assert torch.isinf(trained.grad_norm())
     assert adam_step(trained.deepspeed) == 1
-    for parameter, old in zip(trained.module.parameters(), before, strict=True):
-        assert torch.equal(parameter, old)
+    for name, master in masters(trained).items():
+        assert torch.equal(master, before[name]), name
     trained.forward_backward(batches)
     trained.step(1e-3)
     assert torch.isfinite(trained.grad_norm())
+    assert not torch.equal(masters(trained)["output_layer.weight"], before["output_layer.weight"])
+
+
+def masters(trained: Engine) -> dict[str, torch.Tensor]:
+    return {name: owned_fragment(p, "fp32").clone() for name, p in global_names(trained.module).items()}
+
+
+def a_skipped_step_leaves_weights_and_optimizer(precision: str, stage: int, offload: bool) -> None:
+    """Bit for bit, and its gradients are gone: the next step is as if it had never been."""
+    zero = {"stage": stage, "offload_optimizer": offload}
+    trained, twin = (engine(train={"precision": precision}, zero=zero) for _ in range(2))
+    batches = full_batches(4)
+    for one in (trained, twin):
+        one.forward_backward(batches[:2])
+        one.step(1e-3)
+    before = state_of(trained)
+    trained.measure(trained.forward_backward(batches[2:]))
+    trained.skip()
+    assert all(torch.equal(now, old) for now, old in zip(state_of(trained), before, strict=True))
+    assert adam_step(trained.deepspeed) == 1
+    for one in (trained, twin):
+        one.measure(one.forward_backward(batches[1:3]))
+        one.step(1e-3)
+    assert all(torch.equal(now, other) for now, other in zip(state_of(trained), state_of(twin), strict=True))
+
+
+def state_of(trained: Engine) -> list[torch.Tensor]:
+    create_adam_state(trained.deepspeed)  # links what DeepSpeed left unlinked
+    return [
+        owned_fragment(parameter, name).clone()
+        for parameter in trained.module.parameters()
+        for name in ("fp32", "exp_avg", "exp_avg_sq")
+        if owned_range(parameter)
+    ]
+
+
+def finder_of_the_norm(optimizer: Any) -> tuple[Any, str]:
+    if isinstance(optimizer, bf16_optimizer.BF16_Optimizer):
+        return bf16_optimizer, "get_global_norm_of_tensors"
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        return DeepSpeedZeroOptimizer_Stage3, "_get_norm_groups"
+    return DeepSpeedZeroOptimizer, "scaled_global_norm"
+
+
+def the_norm_is_computed_once_and_is_deepspeed_s_own(precision: str, stage: int, offload: bool) -> None:
+    """Whether it was looked at before the update or not, the update is the same bit for bit."""
+    zero = {"stage": stage, "offload_optimizer": offload}
+    measured, plain = (engine(train={"precision": precision}, zero=zero) for _ in range(2))
+    batches = full_batches(4)
+    owner, name = finder_of_the_norm(measured.deepspeed.optimizer)
+    with patch.object(owner, name, autospec=True, side_effect=getattr(owner, name)) as counted:
+        result = measured.measure(measured.forward_backward(batches))
+        measured.step(1e-3)
+        assert counted.call_count == 1
+        share = plain.forward_backward(batches)
+        for group in plain.deepspeed.optimizer.param_groups:
+            group["lr"] = 1e-3
+        plain.deepspeed.step()
+        assert counted.call_count == 2, "DeepSpeed no longer computes its norm there"
+    own = torch.as_tensor(plain.deepspeed.get_global_grad_norm())
+    assert result.grad_norm == float(own.float())
+    assert result.loss == float(share)
+    # Stage 3 has its norm in fp64, which may turn the last bit of an update.
+    spare = 1e-6 if own.dtype == torch.float64 else 0.0
+    for ours, theirs in zip(state_of(measured), state_of(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=spare, atol=spare)
 
 
 def every_parameter_moves_at_the_rate_of_the_step() -> None:
@@ -164,8 +237,11 @@ def main() -> None:
     bf16_gradients_add_up_in_fp32()
     a_step_without_a_counted_token_changes_nothing_but_decay()
     only_matrices_decay()
-    a_step_that_is_not_finite_is_skipped_and_told("fp32")
-    a_step_that_is_not_finite_is_skipped_and_told("bf16")
+    for stage in (0, 1, 2, 3):
+        for precision, offload in (("fp32", False), ("bf16", False), ("bf16", True)):
+            a_step_that_is_not_finite_is_skipped_and_told(precision, stage, offload)
+            a_skipped_step_leaves_weights_and_optimizer(precision, stage, offload)
+            the_norm_is_computed_once_and_is_deepspeed_s_own(precision, stage, offload)
     every_parameter_moves_at_the_rate_of_the_step()
     the_clip_bounds_the_update()
     fresh_adam_state_is_linked_for_every_parameter()

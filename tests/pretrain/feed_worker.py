@@ -42,7 +42,7 @@ def main() -> None:
     source = Source(reader, SampleOrder(reader.shard_sizes, config.train.seed))
     batches = TrainingBatches([source], mixture, 2, GLOBAL_BATCH, place.dp_rank, place.dp_size)
     board = Board(folder / "tensorboard", 0, place.global_rank)
-    result = StepResult(torch.zeros(()), torch.zeros(()), 0.0)
+    result = StepResult(0.0, 0.0, 0.0)
     masks, counts, error = [], [], None
     with ReadAhead(batches.read) as ahead:
         feed = Feed(config, batches, ahead, board, place, None)

@@ -18,10 +18,10 @@ from pretrain.engine import Engine
 from pretrain.launch import read_launch
 from pretrain.schedule import learning_rate
 from tests.pretrain import tiny
+from tests.pretrain.checkpoint.small import facts
 from tests.pretrain.parity_worker import full_gradients
 
 STEPS, SAVED = 6, 3
-RECORD = {"config": {}, "dp_size": 1, "data_fingerprint": "", "vocab_size": tiny.VOCAB}
 
 VARIANTS: dict[str, dict[str, Any]] = {name: {"scheme": name} for name in SCHEMES} | {
     "p": {"scheme": "p", "p": 3.0},
@@ -61,7 +61,7 @@ def train(variant: str, layout: str, checkpoints: Path | None) -> dict[str, Any]
     for step in range(STEPS):
         take_step(engine, config, place, step, result)
         if checkpoints and step + 1 == SAVED:
-            saving.save(engine, checkpoints, SAVED, tiny.VOCAB, RECORD | {"state": {"step": SAVED}})
+            saving.save(engine, checkpoints, SAVED, tiny.VOCAB, facts(SAVED))
     return result
 
 

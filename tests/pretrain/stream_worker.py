@@ -8,8 +8,6 @@ import json
 import sys
 from pathlib import Path
 
-import torch
-
 from pretrain import parallel
 from pretrain.config import Config
 from pretrain.config_file import load_config
@@ -49,7 +47,7 @@ def fed(config: Config, place: Place, folder: Path) -> dict[str, object]:
     data.go_on(config, state, None, {}, place.dp_size)
     batches, together = data.batches(config, state, place), data.together(config, place)
     board = Board(folder / "tensorboard", 0, place.global_rank)
-    result = StepResult(torch.zeros(()), torch.zeros(()), 0.0)
+    result = StepResult(0.0, 0.0, 0.0)
     sums, cursors, error = [], [], None
     with ReadAhead(batches.read if needs_tokens(config, place) else batches.stand_in) as ahead:
         feed = Feed(config, batches, ahead, board, place, together)

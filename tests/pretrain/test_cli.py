@@ -159,6 +159,10 @@ def test_under_srun_as_under_torchrun(manifest: Path, tmp_path: Path) -> None:
             ["model.num_attention_heads=3"],
             "error: model.hidden_size=32 is not divisible by model.num_attention_heads=3; change either",
         ),
+        (
+            ["model.backend=te"],
+            "error: model.backend=te needs the package transformer-engine, which cannot be imported; install it or set",
+        ),
         (["data.manifest=nowhere.json"], "error: manifest nowhere.json does not exist"),
     ],
 )
@@ -200,3 +204,10 @@ def test_a_folder_in_use_is_told_by_one_process(manifest: Path, tmp_path: Path) 
         assert [process.wait(120) for process in processes] == [2, 2], log.read_text()
     errors = [line for line in log.read_text().splitlines() if line.startswith("error: ")]
     assert errors == [f"error: run.dir={folder} is in use by another run; stop it or choose another run.dir"]
+
+
+def test_training_does_not_start_without_deepspeed() -> None:
+    hidden = "import runpy, sys; sys.modules['deepspeed'] = None; runpy.run_module('pretrain', run_name='__main__')"
+    found = run([sys.executable, "-c", hidden, *command()[3:]])
+    line = "error: training needs the package deepspeed, which is not installed; run tools/setup.sh\n"
+    assert (found.returncode, found.stdout, found.stderr) == (2, "", line)

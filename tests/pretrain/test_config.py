@@ -86,7 +86,7 @@ def test_an_unknown_key_in_the_file(tmp_path: Path) -> None:
         ("train.steps=0", "train.steps=0: input should be greater than 0"),
         ("model.residual.clamp=wide", "model.residual.clamp='wide': input should be a valid number"),
         ("model.activation=relu", "model.activation='relu': input should be 'swiglu', 'gelu' or 'gelu_tanh'"),
-        ("zero.stage=3", "zero.stage=3: input should be 1"),
+        ("zero.stage=4", "zero.stage=4: input should be 0, 1, 2 or 3"),
         ("optimizer.lr=-1", "optimizer.lr=-1: input should be greater than 0"),
         ("optimizer.lr=.inf", "optimizer.lr=inf: input should be a finite number"),
         ("train.seed=18446744073709551616", "train.seed=18446744073709551616: input should be less than"),

@@ -14,6 +14,7 @@ import torch
 
 from megatron_ext import with_defaults
 from pretrain.checkpoint import store
+from pretrain.checkpoint.record import RECORD
 from pretrain.config import Config
 from pretrain.data.manifest import load_manifest
 from pretrain.data.order import SampleOrder
@@ -159,7 +160,7 @@ def ask(path: Path, text: Path | None = TEXT, manifest: Path | None = None) -> N
 
 def test_a_moved_manifest_is_named(run: Path, manifest: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(run, tmp_path / "run"))
-    record = find_checkpoint(copy) / store.RECORD
+    record = find_checkpoint(copy) / RECORD
     settings = json.loads(record.read_text().replace(str(manifest), "/gone/manifest.json"))["config"]
     reseal(record.parent, config=settings)
     with pytest.raises(UserError, match=r"data.manifest=/gone/manifest.json does not exist here; .*--manifest PATH"):
@@ -207,7 +208,7 @@ def test_what_is_no_checkpoint(run: Path, tmp_path: Path) -> None:
 
 def test_settings_of_another_version(run: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(find_checkpoint(run), tmp_path / "step-00000004"))
-    record = json.loads((copy / store.RECORD).read_text())
+    record = json.loads((copy / RECORD).read_text())
     record["config"]["model"]["unheard_of"] = 1
     reseal(copy, config=record["config"])
     with pytest.raises(UserError, match=r"config.model.unheard_of: .*; use the version that saved it"):

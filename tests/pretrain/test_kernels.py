@@ -28,7 +28,7 @@ def test_a_choice_that_cannot_be(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(UserError, match=r"^model.kernels=triton: .*; set auto, compiled or eager$"):
         settled("triton")
-    monkeypatch.setattr(kernels.compiled, "why_not", lambda: "no compiler")
+    monkeypatch.setattr(kernels, "_why_not_compile", lambda device_type: "no compiler")
     assert settled("compiled") == "eager"
     said = "warning: model.kernels=compiled: torch.compile does not work here (no compiler); eager is used instead\n"
     assert capsys.readouterr().out == said

@@ -14,6 +14,7 @@ from pretrain.datasets import Dataset
 from pretrain.errors import UserError
 from pretrain.rules import CONFIG_RULES, DATA_RULES, LAYOUT_RULES, check_config, check_data, check_layout
 from tests.launch import REPOSITORY
+from tests.pretrain import broken_training
 
 
 def demo(*overrides: str) -> Config:
@@ -36,6 +37,11 @@ BROKEN_SETTINGS = [
         ["checkpoint.keep_last=2", "checkpoint.every=50", "validation.every=20", "checkpoint.keep_best=true"],
         "checkpoint.every=50 is no multiple of validation.every=20",
     ),
+    (
+        "profile_is_within_the_run",
+        ["profile.window=2", "profile.first=301", "train.steps=300"],
+        "profile.first=301 is beyond train.steps=300; lower it",
+    ),
     ("sizes_are_positive", ["model.num_layers=0"], "model.num_layers=0: must be positive"),
     ("sizes_are_positive", ["parallel.tp=-1"], "parallel.tp=-1: must be positive"),
     ("sizes_are_positive", ["model.init_std=.inf"], "model.init_std=inf: must be positive"),
@@ -55,6 +61,32 @@ BROKEN_SETTINGS = [
         "model.sequence_length=255 is not divisible by parallel.tp=2",
     ),
     ("layers_divide_over_pp", ["parallel.pp=3"], "model.num_layers=4 is not divisible by parallel.pp=3"),
+    (
+        "layers_divide_over_pp",
+        ["parallel.pp=2", "parallel.vpp=4"],
+        "model.num_layers=4 is not divisible by parallel.pp=2 x parallel.vpp=4; lower parallel.vpp",
+    ),
+    (
+        "virtual_stages_need_a_pipeline",
+        ["parallel.vpp=2"],
+        "parallel.vpp=2 needs parallel.pp of at least 2; raise parallel.pp or set parallel.vpp=1",
+    ),
+    (
+        "sequence_divides_over_cp",
+        ["parallel.cp=3"],
+        "model.sequence_length=256 is not divisible by 2 x parallel.cp=3; change either",
+    ),
+    (
+        "sequence_parallel_needs_tp",
+        ["parallel.sp=true", "parallel.tp=4", "parallel.cp=5", "model.sequence_length=50"],
+        "model.sequence_length=50 over parallel.cp=5 is not divisible by parallel.tp=4",
+    ),
+    (
+        "divided_gradients_need_one_stage",
+        ["zero.stage=2", "parallel.pp=2"],
+        "zero.stage=2 does not go with parallel.pp=2; set zero.stage=1 or parallel.pp=1",
+    ),
+    ("divided_gradients_need_one_stage", ["zero.stage=3", "parallel.pp=4"], "zero.stage=3 does not go with"),
     ("scheme_is_known", ["model.residual.scheme=geonrm"], "did you mean geonorm?"),
     (
         "residual_settings_fit_the_scheme",
@@ -130,9 +162,38 @@ BROKEN_SETTINGS = [
     ),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
+BROKEN_SETTINGS += broken_training.SETTINGS
+BROKEN_SETTINGS += [
+    ("spikes_are_told_before_they_are_acted_on", ["spikes.act=5"], "spikes.act=5 is below spikes.log=7; raise it"),
+    (
+        "a_rollback_has_where_to_go",
+        ["spikes.policy=rollback", "checkpoint.every=0"],
+        "spikes.policy=rollback goes back to a checkpoint, but checkpoint.every=0 saves none",
+    ),
+    (
+        "a_rollback_has_where_to_go",
+        ["spikes.policy=rollback", "checkpoint.keep_last=1"],
+        "raise checkpoint.keep_last=1 to at least 2",
+    ),
+    (
+        "a_lower_rate_lasts",
+        ["spikes.policy=rollback", "spikes.lr_factor=0.5"],
+        "spikes.lr_factor=0.5 and spikes.lr_steps=0 belong together",
+    ),
+    (
+        "a_lower_rate_lasts",
+        ["spikes.lr_factor=0.5", "spikes.lr_steps=10"],
+        "spikes.lr_factor=0.5 follows a rollback, but spikes.policy=log; remove it",
+    ),
+]
 STREAM = ["data.manifest=null", "data.mode=stream", "data.urls=a-{0..3}.tar", "data.tokenizer=t.model"]
 STREAM += ["data.validation_urls=b.tar", "model.output_bias=learned"]
 BROKEN_SETTINGS += [
+    (
+        "a_rollback_has_where_to_go",
+        [*STREAM, "spikes.policy=rollback"],
+        "spikes.policy=rollback skips samples, which data.mode=stream cannot; use spikes.policy=skip_step",
+    ),
     ("mode_reads_what_is_named", ["data.urls=a.tar"], "data.urls belongs to data.mode=stream; set that, or remove it"),
     ("mode_reads_what_is_named", ["data.eod_id=0"], "data.eod_id belongs to data.mode=stream"),
     (
@@ -187,6 +248,15 @@ BROKEN_LAYOUTS: list[tuple[str, list[str], int, str]] = [
         "data.urls name 4 shard(s), but each of the 8 data-parallel ranks reads its own in data.mode=stream",
     ),
     ("world_size_fits_model_parallel", ["parallel.tp=2"], 3, "start a multiple of 2 processes"),
+    ("profiled_ranks_exist", ["profile.window=2", "profile.global_ranks=[0,2]"], 2, "has 2, but the 2 process(es) are"),
+    ("world_size_fits_model_parallel", ["parallel.cp=2"], 3, "parallel.pp=1 x parallel.cp=2; start a multiple of 2"),
+    (
+        "virtual_stages_fill_their_rounds",
+        ["parallel.pp=2", "parallel.vpp=2"],
+        2,
+        "parallel.vpp=2 takes micro batches in rounds of parallel.pp=2, and a step of 8 samples has 1 a data-",
+    ),
+    *broken_training.LAYOUTS,
     ("global_batch_fits_data_parallel", [], 3, "train.global_batch=8 is not divisible by train.micro_batch=8 x 3"),
 ]
 BROKEN_DATA = [

@@ -22,6 +22,18 @@ LAYOUTS = {
     "tp2": ParallelSettings(tp=2),
     "tp2sp": ParallelSettings(tp=2, sp=True),
     "pp2": ParallelSettings(pp=2),
+    "pp2vpp2": ParallelSettings(pp=2, vpp=2),
+    "tp2pp2vpp2sp": ParallelSettings(tp=2, pp=2, vpp=2, sp=True),
+    "pp2vpp2dp2": ParallelSettings(pp=2, vpp=2),
+    "tp2dp2sp": ParallelSettings(tp=2, sp=True),
+    "tp2pp2vpp2dp2sp": ParallelSettings(tp=2, pp=2, vpp=2, sp=True),
+    "cp2tp2pp2sp": ParallelSettings(cp=2, tp=2, pp=2, sp=True),
+    "cp2": ParallelSettings(cp=2),
+    "cp4": ParallelSettings(cp=4),
+    "cp2dp2": ParallelSettings(cp=2),
+    "cp2tp2sp": ParallelSettings(cp=2, tp=2, sp=True),
+    "cp2pp2": ParallelSettings(cp=2, pp=2),
+    "cp2pp2vpp2": ParallelSettings(cp=2, pp=2, vpp=2),
     "tp2pp2": ParallelSettings(tp=2, pp=2),
     "tp2pp2sp": ParallelSettings(tp=2, pp=2, sp=True),
     "pp2dp2": ParallelSettings(pp=2),
@@ -62,7 +74,9 @@ def config(layout: str, **sections: dict[str, Any]) -> Config:
     return Config.model_validate(tree)
 
 
-def micro_batches(step: int, dp_rank: int, dp_size: int, ends_below: int = 0) -> list[MicroBatch]:
+def micro_batches(
+    step: int, dp_rank: int, dp_size: int, ends_below: int = 0, micro_batch: int = MICRO_BATCH
+) -> list[MicroBatch]:
     """One rank's micro batches of a step; the last samples are masked almost or wholly, the first not at all.
 
     A token below `ends_below` becomes an end of document, so that documents are short.
@@ -75,9 +89,9 @@ def micro_batches(step: int, dp_rank: int, dp_size: int, ends_below: int = 0) ->
     slots = GLOBAL_BATCH // dp_size
     return [
         MicroBatch(
-            rows[first : first + MICRO_BATCH, :-1].contiguous(),
-            rows[first : first + MICRO_BATCH, 1:].contiguous(),
-            mask[first : first + MICRO_BATCH],
+            rows[first : first + micro_batch, :-1].contiguous(),
+            rows[first : first + micro_batch, 1:].contiguous(),
+            mask[first : first + micro_batch],
         )
-        for first in range(dp_rank * slots, (dp_rank + 1) * slots, MICRO_BATCH)
+        for first in range(dp_rank * slots, (dp_rank + 1) * slots, micro_batch)
     ]

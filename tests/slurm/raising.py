@@ -8,13 +8,15 @@ if __name__ == "__main__":
     assert sys.argv[1] == "-m"
     module, sys.argv[:] = sys.argv[2], sys.argv[2:]
     if os.environ["SLURM_PROCID"] == "1":
-        import pretrain.loop
-        from pretrain.schedule import learning_rate
+        from pretrain.recovery.guard import SpikeGuard
+        from pretrain.state import TrainState
 
-        def broken(step: int, *rest: object) -> float:
-            if step == 5:
+        learning_rate = SpikeGuard.learning_rate
+
+        def broken(guard: SpikeGuard, state: TrainState) -> float:
+            if state.step == 5:
                 raise RuntimeError("a defect on purpose")
-            return learning_rate(step, *rest)  # type: ignore[arg-type]
+            return learning_rate(guard, state)
 
-        pretrain.loop.learning_rate = broken  # type: ignore[attr-defined]
+        SpikeGuard.learning_rate = broken  # type: ignore[method-assign]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

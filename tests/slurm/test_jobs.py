@@ -1,5 +1,6 @@
 """Real jobs over two nodes: that end, run out of time, are cancelled, lose a node or a link, or fail."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,8 +9,11 @@ from pretrain.resilience.launches import launches_folder
 from tests.pretrain import runs
 from tests.slurm.cluster import Cluster
 from tests.slurm.jobs import ENDLESS, REPOSITORY, STEADY, Job, Submitter, read_jobs_leftovers, uninterrupted
+from tests.tools.sweeps import content, write_grid
+from tools.sweep.grid import load_grid
+from tools.sweep.results import read_results
 
-pytestmark = [pytest.mark.slurm, pytest.mark.dist, pytest.mark.slow]
+pytestmark = [pytest.mark.slurm, pytest.mark.dist]
 
 WATCHFUL = ["watchdog.floor_seconds=8", "watchdog.factor=3"]
 
@@ -147,3 +151,27 @@ def test_preflight_names_the_node_whose_folder_is_not_shared(jobs: Submitter, cl
         cluster.unmount_on("node2", job.run.parent)
     assert f"error: preflight: node2: run.dir={job.run} is not the folder that the first node sees" in job.text()
     assert not launches_folder(job.run).exists()
+
+
+def test_a_sweep_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
+    """Two tasks on two nodes: each takes its part of the grid, and together they take all of it."""
+    stages = {"rates": {"vary": {"optimizer.lr": [0.001], "train.seed": [1]}}}
+    grid = write_grid(tmp_path, content() | {"stages": stages})
+    job = cluster.submit(
+        "slurm/sweep.sh",
+        options=[
+            *("--array=0-1", "--gpus-per-node=0", "--cpus-per-task=3", "--mem=3000", "--time=30"),
+            f"--output={tmp_path}/%a.out",
+        ],
+        GRID=str(grid),
+        PYTHON=sys.executable,
+        DS_ACCELERATOR="cpu",
+    )
+    cluster.wait_until(lambda: str(job) not in cluster.run("squeue", "--noheader", "--format=%F").stdout, 240, "no end")
+    said = [(tmp_path / f"{index}.out").read_text() for index in range(2)]
+    results = read_results(load_grid(grid).results_folder).values()
+    assert {(result.variant, result.status) for result in results} == {
+        ("geonorm", "finished"),
+        ("pre_norm", "finished"),
+    }, said
+    assert [text.count(": finished") for text in said] == [1, 1], said

@@ -1,5 +1,6 @@
 """Every script: shellcheck finds nothing, and Slurm accepts it as it stands."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,6 @@ def test_shellcheck(script: Path) -> None:
 
 
 @pytest.mark.slurm
-@pytest.mark.slow
 @pytest.mark.parametrize("script", SUBMITTED, ids=lambda path: path.name)
 def test_slurm_accepts_it(cluster: Cluster, script: Path) -> None:
     done = cluster.run("sbatch", "--test-only", "--partition=big", str(script))
@@ -34,6 +34,9 @@ def test_slurm_accepts_it(cluster: Cluster, script: Path) -> None:
     assert "to start at" in done.stderr
     refused = cluster.run("sbatch", "--test-only", "--partition=big", "--nodes=1000", str(script))
     assert refused.returncode != 0
+
+
+ENVIRONMENT = "--container-env=PYTHONPATH,OMP_NUM_THREADS,PYTHONUNBUFFERED,MASTER_ADDR"
 
 
 def in_launcher(script: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -62,6 +65,7 @@ def test_containers_as_text() -> None:
         f"--container-image={image}",
         "--container-mounts=/shared/project:/shared/project,/scratch/runs:/scratch/runs",
         "--container-workdir=/shared/project",
+        ENVIRONMENT,
         "--",
         "python",
     ]
@@ -73,8 +77,39 @@ def test_containers_as_text() -> None:
         *("--", "apptainer", "exec", "--nv", "--bind", "/shared/project", "--pwd", "/shared/project"),
         *("/images/pretrain.sif", "/opt/venv/bin/python"),
     ]
+    shards = {"RUNS": "/scratch/runs", "MANIFEST": "/shards/web/manifest.json"}
+    assert "/shared/project,/scratch/runs,/shards/web" in container_call("apptainer:/images/pretrain.sif", **shards)
+    remote = {"RUNS": "/scratch/runs", "MANIFEST": "s3://bucket/web/manifest.json"}
+    assert "/shared/project,/scratch/runs" in container_call("apptainer:/images/pretrain.sif", **remote)
     assert "use none, pyxis:IMAGE or apptainer:IMAGE" in container_call("docker:x")[0]
     assert "/shared/project/.venv/bin/python does not exist" in container_call("none")[0]
+
+
+def step_call(container: str) -> str:
+    """The whole command of a job on 2 nodes of 8 GPUs, from srun on, as a line of shell."""
+    script = """
+        srun() { printf '%q ' srun "$@"; }
+        choose_software; tasks=16; start_step "${python[@]}" -m pretrain train configs/geonorm_1p3b.yaml; wait
+    """
+    variables = {"RUNS": "/scratch/runs", "MANIFEST": "/shards/manifest.json", "SLURM_NTASKS_PER_NODE": "8"}
+    done = in_launcher(script, CONTAINER=container, **variables)
+    return " ".join(shlex.split(done.stdout)) if done.returncode == 0 else done.stderr
+
+
+def test_the_whole_command_of_two_nodes() -> None:
+    """NOT RUN, as above."""
+    begin = "srun --ntasks=16 --ntasks-per-node=8 --kill-on-bad-exit=1 --label"
+    task = """bash -c trap "" USR1; exec "$@" task"""
+    train = "python -m pretrain train configs/geonorm_1p3b.yaml"
+    assert step_call("pyxis:/images/pretrain.sqsh") == (
+        f"{begin} --container-image=/images/pretrain.sqsh"
+        " --container-mounts=/shared/project:/shared/project,/scratch/runs:/scratch/runs,/shards:/shards"
+        f" --container-workdir=/shared/project {ENVIRONMENT} {task} {train}"
+    )
+    assert step_call("apptainer:/images/pretrain.sif") == (
+        f"{begin} {task} apptainer exec --nv --bind /shared/project,/scratch/runs,/shards --pwd /shared/project"
+        f" /images/pretrain.sif {train}"
+    )
 
 
 def rendezvous(nodes: int, **addresses: str) -> subprocess.CompletedProcess[str]:

@@ -8,5 +8,7 @@ BENCHMARKS: dict[str, str] = {
     "step": "tools.bench.step",
     "residual": "tools.bench.residual",
     "checkpoint": "tools.bench.checkpoint",
+    "logging": "tools.bench.logging_cost",
+    "spikes": "tools.bench.spikes",
 }
 """Name on the command line -> module, imported when it is asked for."""

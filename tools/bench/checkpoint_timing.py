@@ -5,11 +5,12 @@ import dataclasses
 import os
 import shutil
 import tempfile
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from zlib_ng import zlib_ng
 
 from pretrain import parallel
 from pretrain.checkpoint import loading, saving, store
@@ -17,6 +18,7 @@ from pretrain.checkpoint.callback import checkpoint_group
 from pretrain.engine import Engine
 from pretrain.errors import UserError
 from pretrain.launch import read_launch
+from pretrain.state import TrainState
 from tools.bench import pairs
 from tools.bench.contenders import random_batches, synchronizer, uniform_counts
 from tools.bench.report import Report, table
@@ -105,8 +107,9 @@ def run(arguments: argparse.Namespace) -> Report:
 
 def set_up(engine: Engine, folder: Path, vocab_size: int) -> tuple[Bench, dict[str, int]]:
     """Write what is read later, warm up, and measure the memory that saving and loading take meanwhile."""
-    state = {"step": _STEP, "callbacks": {}}
-    record = {"state": state, "config": {}, "dp_size": 1, "data_fingerprint": "", "vocab_size": vocab_size}
+    state = TrainState(step=_STEP).to_dict()
+    record = {"state": state, "config": {}, "dp_size": 1, "vocab_size": vocab_size}
+    record |= {"data_fingerprint": "", "datasets": {}, "tokenizer_sha256": ""}
     background = saving.Background(checkpoint_group(), lambda job, fault: None)
     job = saving.job_of(engine, folder, _STEP, vocab_size, record)
     size = sum(piece.tensor.nbytes for piece in job.pieces)
@@ -126,7 +129,7 @@ def turns(bench: Bench) -> dict[str, pairs.Turn]:
 
     def checksum() -> None:
         for _ in range(0, bench.bytes, _CHUNK):
-            zlib.crc32(content)
+            zlib_ng.crc32(content)
 
     return {
         WRITE: lambda: plain_write(bench.folder / "written", bench.bytes),

@@ -9,12 +9,12 @@ import io
 import json
 import os
 import tarfile
-import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng import zlib_ng
 
 from pretrain.data.manifest import MANIFEST_NAME
 from pretrain.data.shard_index import index_path
@@ -69,7 +69,7 @@ def row_without_crc(tokens: int) -> npt.NDArray[np.uint16]:
     """A sample, uint16 ``[tokens]``, whose crc32 is 0."""
     body = bytes(2 * tokens - 4)
     # crc32 feeds 4 bytes by xor to its state; 0x6DD90A9D takes the initial state to a crc32 of 0.
-    return np.frombuffer(body + (zlib.crc32(body) ^ 0x6DD90A9D).to_bytes(4, "little"), dtype="<u2")
+    return np.frombuffer(body + (zlib_ng.crc32(body) ^ 0x6DD90A9D).to_bytes(4, "little"), dtype="<u2")
 
 
 def _write_tar(path: Path, simulation: Simulation) -> None:

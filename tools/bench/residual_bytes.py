@@ -13,7 +13,13 @@ from pretrain import parallel
 from pretrain.launch import read_launch
 from tools.bench.report import table
 
-SHAPE = {"num_layers": 8, "hidden_size": 512, "num_attention_heads": 8, "ffn_hidden_size": 1408, "sequence_length": 256}
+SHAPE: dict[str, Any] = {
+    "num_layers": 8,
+    "hidden_size": 512,
+    "num_attention_heads": 8,
+    "ffn_hidden_size": 1408,
+    "sequence_length": 256,
+}
 MICRO_BATCH = 2
 PRE_NORM, TORCHS_NORM, GEONORM = "pre_norm", "pre_norm by torch's own rms_norm", "geonorm"
 
@@ -28,7 +34,7 @@ def run() -> tuple[str, Any]:
             TORCHS_NORM: layers_keep("pre_norm", recompute, torchs_norm=True),
             GEONORM: layers_keep("geonorm", recompute),
         }
-        for recompute in ("none", "mlp")
+        for recompute in ("none", "selective")
     }
     parallel.stop()
     del place

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from megatron_ext import Retraction, retract
 from megatron_ext.kernels import Choice
-from megatron_ext.kernels.compiled import why_not
+from megatron_ext.kernels.compiled import why_not_compile
 from pretrain.errors import UserError
 from tools.bench import pairs
 from tools.bench.report import table
@@ -31,7 +31,7 @@ def run(shapes: Sequence[tuple[int, int]], rounds: int, threads: int | None) -> 
     Raises:
         UserError: torch.compile does not work here.
     """
-    if reason := why_not():
+    if reason := why_not_compile(torch.device("cpu")):
         raise UserError(f"residual compares compiled kernels, and torch.compile does not work here ({reason})")
     counts = [threads] if threads else [count for count in (1, 2) if count <= len(os.sched_getaffinity(0))]
     rows, results, notes = [], [], []
@@ -73,7 +73,7 @@ def step(
     inputs = [x.requires_grad_(), u.requires_grad_()]
 
     def turn() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(retract(*inputs, ALPHA, retraction, kernels=kernels), inputs, grad)
+        return torch.autograd.grad(retract(x, u, ALPHA, retraction, kernels=kernels), inputs, grad)
 
     return turn
 

@@ -1,7 +1,6 @@
 """Token shards that others wrote, described so that training can read them; their tars stay as they are."""
 
 import os
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -9,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng import zlib_ng
 
 from pretrain.data.files import sha256_of_file
 from pretrain.data.manifest import FORMAT_VERSION, MANIFEST_NAME, Dtype, Manifest, Shard
@@ -158,7 +158,7 @@ def _describe(
                     f"{tar}: member {member.name} has token {wrong}, outside the vocabulary of {vocabulary.vocab_size}"
                 )
             counts += np.bincount(block[:, 1:].ravel(), minlength=len(counts))
-            crc32.extend(zlib.crc32(row.data) for row in block)
+            crc32.extend(zlib_ng.crc32(row.data) for row in block)
     link = _link(tar, out)
     index = index_path(link)
     if index.exists() and not _is_ours(index):

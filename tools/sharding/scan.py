@@ -2,7 +2,6 @@
 
 import tarfile
 import tokenize
-import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from zlib_ng import zlib_ng
 
 from pretrain.data.manifest import Manifest
 from pretrain.data.shard_index import check_header, index_path, load_index
@@ -117,7 +117,7 @@ def block_fault(content: bytes, crc32: npt.NDArray[np.uint32], manifest: Manifes
     if len(content) != size:
         return f"{len(content)} bytes instead of {size}"
     block = block_in(content, manifest)
-    bad = [row for row, expected in enumerate(crc32.tolist()) if zlib.crc32(block[row]) != expected]
+    bad = [row for row, expected in enumerate(crc32.tolist()) if zlib_ng.crc32(block[row]) != expected]
     if bad:
         return f"{len(bad)} of {len(block)} samples, the first its sample {bad[0]}, have another crc32 than the index"
     if int(block.max()) >= manifest.vocab_size:

@@ -12,6 +12,7 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from pretrain.data.files import write_atomically
+from tools.colours import COLOURS, DASHES, MARKERS
 from tools.sweep.grid import SEED, Grid
 from tools.sweep.plan import Planned, State
 from tools.sweep.results import Curve, Result
@@ -19,10 +20,6 @@ from tools.sweep.table import columns_of, final_losses
 
 mpl.use("Agg")
 
-# Told apart by colour, and again by marker where colours are alike or printed in grey.
-_COLOURS = ("#0077bb", "#ee7733", "#009988", "#cc3311", "#aa3377", "#6b6b6b")
-_MARKERS = "osD^vPX*<>ph"
-_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)))
 _SMOOTHED = 7  # points of the thinned training curve that its line averages
 
 
@@ -87,14 +84,14 @@ def _numeric_setting(grid: Grid, stage: str) -> str | None:
 
 def _style(grid: Grid, variant: str, column: int = 0) -> dict[str, Any]:
     number = list(grid.file.variants).index(variant)
-    dash = (number // len(_COLOURS) + column) % len(_DASHES)
+    dash = (number // len(COLOURS) + column) % len(DASHES)
     return {
-        "color": _COLOURS[number % len(_COLOURS)],
-        "marker": _MARKERS[number % len(_MARKERS)],
-        "linestyle": _DASHES[dash],
+        "color": COLOURS[number % len(COLOURS)],
+        "marker": MARKERS[number % len(MARKERS)],
+        "linestyle": DASHES[dash],
         "markersize": 6,
         "linewidth": 1.6,
-        "markerfacecolor": "none" if column else _COLOURS[number % len(_COLOURS)],
+        "markerfacecolor": "none" if column else COLOURS[number % len(COLOURS)],
     }
 
 

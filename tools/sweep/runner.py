@@ -17,6 +17,7 @@ from pretrain.checkpoint import store
 from pretrain.data.files import write_atomically
 from pretrain.data.manifest import Manifest
 from pretrain.provenance import versions
+from pretrain.rampup import samples_of
 from tools.sweep import curves
 from tools.sweep.data import samples_identity
 from tools.sweep.grid import Grid, Run
@@ -193,7 +194,7 @@ class Sweep:
             reason=reason,
             settings=spec["settings"],
             steps=steps,
-            tokens=steps * config.train.global_batch * config.model.sequence_length,
+            tokens=samples_of(steps, config.train) * config.model.sequence_length,
             validation=[(step, curves.finite(loss)) for step, loss in sorted(found.validation.items())],
             train=curves.thinned(found.loss),
             grad_norm_max=found.grad_norm_max(),

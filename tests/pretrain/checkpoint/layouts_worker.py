@@ -1,4 +1,4 @@
-"""One of four ranks: ``FOLDER``. Saves in some layouts and goes on from there in others, twenty steps each.
+"""One of two or four ranks: ``FOLDER``. Saves in some layouts and ZeRO stages and goes on from there in others.
 
 Global rank 0 writes ``losses.json``: for each saved layout the losses of the run that stayed and of those that moved.
 """
@@ -20,13 +20,24 @@ from tests.pretrain import tiny
 from tests.pretrain.checkpoint.small import facts
 
 SAVED, STEPS = 3, 23
-MOVES = {"tp2pp2sp": ["tp2pp2sp", "dp4"], "dp4": ["tp2dp2"], "pp2dp2": ["tp2pp2sp"]}
+MOVES = {
+    4: {"tp2pp2sp": ["tp2pp2sp", "dp4"], "pp2vpp2dp2": ["tp2dp2:2"], "cp2tp2sp:3": ["cp2pp2vpp2"]},
+    2: {
+        "dp2:0": ["dp2:3"],
+        "dp2:2": ["dp2:2", "tp2sp:offload"],
+        "dp2:3": ["dp2:3", "pp2"],
+        "dp2:offload": ["dp2:0"],
+    },
+}
+"""Each ``layout`` or ``layout:stage``; without one it is ZeRO 1."""
+ZERO = {"offload": {"stage": 1, "offload_optimizer": True}, **{str(stage): {"stage": stage} for stage in range(4)}}
 LAYOUTS = tiny.LAYOUTS | {"dp4": tiny.LAYOUTS["one"]}
 
 
-def start(layout: str) -> tuple[Engine, Place]:
+def start(case: str) -> tuple[Engine, Place]:
     parallel.dissolve()
-    config = tiny.config("one", model={"dropout": 0.0}, parallel=vars(LAYOUTS[layout]))
+    layout, _, zero = case.partition(":")
+    config = tiny.config("one", model={"dropout": 0.0}, parallel=vars(LAYOUTS[layout]), zero=ZERO[zero or "1"])
     place = parallel.arrange(torch.device("cpu"), LAYOUTS[layout], config.train.seed)
     return Engine(config, config.model, tiny.TOKEN_COUNTS, place), place
 
@@ -45,7 +56,7 @@ def main(folder: Path) -> None:
     torch.set_num_threads(1)
     parallel.start(read_launch(), tiny.LAYOUTS["one"], seed=0)
     found: dict[str, dict[str, list[float]]] = {}
-    for saved, others in MOVES.items():
+    for saved, others in MOVES[dist.get_world_size()].items():
         engine, place = start(saved)
         train(engine, place, 0, SAVED)
         saving.save(engine, folder / saved, SAVED, tiny.VOCAB, facts(SAVED))

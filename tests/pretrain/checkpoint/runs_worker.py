@@ -17,6 +17,7 @@ from torch.distributed import ProcessGroup
 from pretrain import parallel
 from pretrain.checkpoint import saving, store
 from pretrain.checkpoint.initial import write_initial
+from pretrain.checkpoint.record import RECORD
 from pretrain.checkpoint.weights import StoredWeights
 from pretrain.checkpoint.writing import Job, write
 from pretrain.config import Config, with_scheme_defaults
@@ -101,7 +102,7 @@ def both_ways_of_saving_write_the_same() -> None:
     assert train("at_once", "checkpoint.asynchronous=false") == ""
     for step in (2, 4, 6, 8):
         files = [
-            json.loads((FOLDER / run / f"checkpoints/step-{step:08d}" / store.RECORD).read_text())["files"]
+            json.loads((FOLDER / run / f"checkpoints/step-{step:08d}" / RECORD).read_text())["files"]
             for run in ("whole", "at_once")
         ]
         assert files[0] == files[1], step
@@ -120,7 +121,7 @@ def a_damaged_file_stops_the_run_or_the_one_before_is_taken() -> None:
 
 def a_damaged_record_too() -> None:
     newest = copy("record", (2, 4))
-    on_one_rank((newest / store.RECORD).write_text, "{")
+    on_one_rank((newest / RECORD).write_text, "{")
     assert "checkpoint.on_damage=previous goes on from the one before" in train("record")
     assert train("record", "checkpoint.on_damage=previous") == ""
     assert names("record") == [f"step-0000000{end}" for end in ("2", "4", "4.damaged", "6", "8")]
@@ -128,7 +129,7 @@ def a_damaged_record_too() -> None:
 
 def nothing_is_thrown_away_when_all_are_damaged() -> None:
     newest = copy("lost", (2, 4))
-    on_one_rank((newest / store.RECORD).write_text, "{")
+    on_one_rank((newest / RECORD).write_text, "{")
     on_one_rank(flip_a_byte, newest.with_name("step-00000002") / "__0_0.distcp")
     said = train("lost", "checkpoint.on_damage=previous")
     assert said.startswith(f"{newest} is damaged: "), said

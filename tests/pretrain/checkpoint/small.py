@@ -11,15 +11,24 @@ from typing import Any
 
 import torch
 
-from pretrain.checkpoint import store
 from pretrain.checkpoint.contents import read_contents
 from pretrain.checkpoint.files import facts_of
+from pretrain.checkpoint.record import RECORD
 from pretrain.checkpoint.writing import Job, Piece, write
+from pretrain.state import TrainState
 
 
 def facts(step: int, **state: Any) -> dict[str, Any]:
-    state = {"step": step, "callbacks": {}} | state
-    return {"state": state, "adam_step": step, "config": {}, "dp_size": 1, "data_fingerprint": "", "vocab_size": 1}
+    return {
+        "state": TrainState(step=step, began=0.0).to_dict() | state,
+        "adam_step": step,
+        "config": {},
+        "dp_size": 1,
+        "data_fingerprint": "",
+        "datasets": {},
+        "tokenizer_sha256": "",
+        "vocab_size": 1,
+    }
 
 
 def tensors(step: int, numel: int = 24) -> dict[str, torch.Tensor]:
@@ -52,12 +61,12 @@ def flip_a_byte(path: Path) -> None:
 
 def reseal(checkpoint: Path, **changes: Any) -> None:
     """Make sizes and checksums those of what lies there, as who forges a checkpoint would; None removes a key."""
-    record = json.loads((checkpoint / store.RECORD).read_text())
+    record = json.loads((checkpoint / RECORD).read_text())
     del record["crc32"]
     record["files"] = {name: asdict(facts_of(checkpoint / name)) for name in record["files"]}
     record = {key: value for key, value in (record | changes).items() if value is not None}
     seal = zlib.crc32(json.dumps(record, sort_keys=True).encode())
-    (checkpoint / store.RECORD).write_text(json.dumps(record | {"crc32": seal}))
+    (checkpoint / RECORD).write_text(json.dumps(record | {"crc32": seal}))
 
 
 class Attack:

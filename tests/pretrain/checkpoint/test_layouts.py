@@ -10,8 +10,9 @@ from tests.launch import launch
 pytestmark = pytest.mark.dist
 
 
-def test_a_run_goes_on_in_any_layout(tmp_path: Path) -> None:
-    launch("tests.pretrain.checkpoint.layouts_worker", 4, str(tmp_path))
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_run_goes_on_in_any_layout_and_zero_stage(tmp_path: Path, world_size: int) -> None:
+    launch("tests.pretrain.checkpoint.layouts_worker", world_size, str(tmp_path))
     for saved, runs in json.loads((tmp_path / "losses.json").read_text()).items():
         stayed = runs.pop("stayed")
         assert len(stayed) == 20

@@ -3,6 +3,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.checkpoint import store
+from pretrain.checkpoint.record import RECORD
 from pretrain.checkpoint.retention import Saved, expendable, remove_expendable
 from pretrain.config import CheckpointSettings
 from tests.pretrain.checkpoint.small import saved
@@ -37,7 +38,7 @@ def test_the_only_one_stays() -> None:
 def test_removed_from_disk_but_not_for_a_damaged_one(tmp_path: Path) -> None:
     """What is damaged or of another version does not count as one of the last, or the last sound one would go."""
     saved(tmp_path, 5)
-    (tmp_path / "step-00000005" / store.RECORD).write_text('{"format": 1}')
+    (tmp_path / "step-00000005" / RECORD).write_text('{"format": 1}')
     for step, loss in ((1, 2.0), (2, 3.0), (3, 3.5), (4, 4.0)):
         measured = 1 if step == 3 else step  # the third remembers one that was measured at the first
         callbacks = {"validation": {"step": measured, "loss": 1.0 if step == 3 else loss}}

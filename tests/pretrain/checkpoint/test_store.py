@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -64,11 +65,24 @@ def test_others_may_read_a_checkpoint(tmp_path: Path) -> None:
         (lambda folder: (folder / "run.json").unlink(), "No such file"),
         (lambda folder: (folder / "tensors").unlink(), "No such file"),
         (lambda folder: (folder / "tensors").write_text("123"), "tensors has 3 bytes instead of 4"),
-        (lambda folder: _rewrite(folder, adam_step=None), "run.json has no adam_step"),
-        (lambda folder: _rewrite(folder, files=5), "object has no attribute"),
+        (lambda folder: _rewrite(folder, adam_step=None), "run.json: adam_step: field required"),
+        (lambda folder: _rewrite(folder, files=5), "run.json: files: input should be an object"),
+        (lambda folder: _rewrite(folder, files={"x": {"bytes": "1", "crc32": 1}}), "run.json: files.x.bytes: input"),
         (lambda folder: _rewrite(folder, files={"../x": {"bytes": 1, "crc32": 1}}), "../x lies outside the checkpoint"),
-        (lambda folder: _rewrite(folder, state={"step": "x"}), "code"),
+        (lambda folder: _rewrite(folder, state={"step": "x"}), "run.json: state.step: input should be a valid integer"),
         (lambda folder: _rewrite(folder, state=facts(7)["state"]), "it was saved at step 7"),
+        (lambda folder: _rewrite(folder, state=facts(1)["state"] | {"more": 1}), "state.more: extra inputs are not"),
+        (lambda folder: _rewrite(folder, state=facts(1, data={"stages": 5})["state"]), "state.data.stages: input"),
+        (lambda folder: _rewrite(folder, state=facts(1, callbacks={"x": 5})["state"]), "state.callbacks.x: input"),
+        (lambda folder: _rewrite(folder, state=facts(1, callbacks={"validation": {}})["state"]), "validation.step"),
+        (lambda folder: _rewrite(folder, datasets=None), "run.json: datasets: field required"),
+        (lambda folder: _rewrite(folder, tokenizer_sha256=7), "run.json: tokenizer_sha256: input"),
+        (lambda folder: _rewrite(folder, vocab_size=1e300), "run.json: vocab_size: input"),
+        (lambda folder: _rewrite(folder, vocab_size=-5), "run.json: vocab_size: input should be greater than 0"),
+        (lambda folder: _replace_by_pipe(folder / "tensors"), "tensors is no file"),
+        (lambda folder: _replace_by_pipe(folder / "run.json"), "run.json is no file"),
+        (lambda folder: _replace(folder / "tensors").symlink_to("/dev/zero"), "tensors is no file"),
+        (lambda folder: _replace(folder / "run.json").symlink_to("/dev/zero"), "run.json is no file"),
     ],
 )
 def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
@@ -76,6 +90,15 @@ def test_damage_is_named(tmp_path: Path, damage: Any, message: str) -> None:
     damage(checkpoint)
     with pytest.raises(DamageError, match=f"is damaged: .*{message}"):
         store.read_record(checkpoint)
+
+
+def _replace(path: Path) -> Path:
+    path.unlink()
+    return path
+
+
+def _replace_by_pipe(path: Path) -> None:
+    os.mkfifo(_replace(path))
 
 
 def test_another_format_is_not_damage(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Weights alone: saved in four processes, read in one; and checkpoints that lie."""
 
+import io
 import pickle
 import shutil
 from pathlib import Path
@@ -7,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, BytesStorageMetadata, Metadata
 
+from pretrain.checkpoint.contents import _PlainUnpickler
 from pretrain.checkpoint.weights import count_parameters, load_weights
 from pretrain.errors import UserError
 from pretrain.inspect_checkpoint import load_model, read
@@ -79,6 +81,28 @@ def test_a_forged_table_of_contents_runs_nothing(forged: Path, tmp_path: Path) -
     with pytest.raises(UserError, match=r"it names posix.system, which is no part of a checkpoint"):
         count_parameters(forged)
     assert not mark.exists()
+
+
+class ByGetattr:
+    """Pickled as ``getattr(*arguments)``."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments
+
+    def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
+        return getattr, self.arguments
+
+
+def test_a_table_of_contents_from_an_older_python_is_read() -> None:
+    contiguous = ByGetattr(_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
+    assert load_plain(contiguous) is _MEM_FORMAT_ENCODING.TORCH_CONTIGUOUS_FORMAT
+    for arguments in ((Metadata, "__init__"), (_MEM_FORMAT_ENCODING, "__subclasses__"), (_MEM_FORMAT_ENCODING, "x")):
+        with pytest.raises(pickle.UnpicklingError, match=r"it names builtins\.getattr, which is no part"):
+            load_plain(ByGetattr(*arguments))
+
+
+def load_plain(held: Any) -> Any:
+    return _PlainUnpickler(io.BytesIO(pickle.dumps(held))).load()
 
 
 def test_forged_tensors_run_nothing(saved: Path, forged: Path, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor
 from pretrain.checkpoint import store, writing
 from pretrain.checkpoint.contents import read_contents, read_tensors, shapes
 from pretrain.checkpoint.files import find_damage
+from pretrain.checkpoint.record import RECORD
 from pretrain.checkpoint.saving import Background
 from pretrain.checkpoint.writing import Job, Piece, write, write_pieces
 from pretrain.errors import UserError
@@ -162,8 +163,21 @@ def test_damage_of_every_file_is_named(tmp_path: Path) -> None:
         assert fault.startswith(f"{checkpoint} is damaged: {name} has the crc32 ")
         store.read_record(checkpoint)  # which looks at sizes alone
         path.write_bytes(content)
-    record = json.loads((checkpoint / store.RECORD).read_text())
+    record = json.loads((checkpoint / RECORD).read_text())
     record["state"]["tokens"] = 8
-    (checkpoint / store.RECORD).write_text(json.dumps(record))
+    (checkpoint / RECORD).write_text(json.dumps(record))
     with pytest.raises(UserError, match=r"is damaged: run\.json is not as it was written"):
         store.read_record(checkpoint)
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_what_is_no_file_is_never_waited_for(tmp_path: Path, name: str) -> None:
+    """Whoever forged the record need not have named it there."""
+    checkpoint = saved(tmp_path, 7)
+    (checkpoint / name).unlink()
+    os.mkfifo(checkpoint / name)
+    assert f"{name} cannot be read: {name} is no file" in str(
+        find_damage(checkpoint, store.recorded_files(checkpoint)),
+    )
+    with pytest.raises(UserError, match=f"{name} is no file"):
+        read_contents(checkpoint)

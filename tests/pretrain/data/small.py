@@ -1,10 +1,12 @@
 """A small data set of real text, built by the tools themselves."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
+import numpy.typing as npt
 
 from pretrain.data.manifest import Manifest
 from tools.shard_writer import ShardLayout, SplitWriter
@@ -47,14 +49,27 @@ def layout(name: str = "small", samples_per_member: int = 8, members_per_shard: 
 
 def random_set(folder: Path, seed: int, train: int, validation: int, **sizes: int) -> Manifest:
     """A data set of random tokens, so that no two samples are equal; about a tenth of them end documents."""
-    folder.mkdir()
     generator = np.random.default_rng(seed)
-    splits = {}
+    tokens = {}
     for split, samples in (("train", train), ("validation", validation)):
-        writer = SplitWriter(folder, split, layout(**sizes), RANDOM_VOCABULARY)
-        tokens = generator.integers(1, RANDOM_VOCABULARY.vocab_size, samples * SEQUENCE_LENGTH + 1)
-        tokens[generator.random(len(tokens)) < 0.1] = RANDOM_VOCABULARY.eod_id
-        writer.add_document(tokens)
+        tokens[split] = generator.integers(1, RANDOM_VOCABULARY.vocab_size, samples * SEQUENCE_LENGTH + 1)
+        tokens[split][generator.random(len(tokens[split])) < 0.1] = RANDOM_VOCABULARY.eod_id
+    return write_set(folder, "small", RANDOM_VOCABULARY, layout(**sizes), tokens)
+
+
+def write_set(
+    folder: Path,
+    name: str,
+    vocabulary: GivenVocabulary,
+    shape: ShardLayout,
+    tokens: Mapping[str, npt.NDArray[np.int64]],
+) -> Manifest:
+    """A data set of these tokens, by split, each of them one document."""
+    folder.mkdir(parents=True)
+    splits = {}
+    for split, of_split in tokens.items():
+        writer = SplitWriter(folder, split, shape, vocabulary)
+        writer.add_document(of_split)
         writer.finish()
         splits[split] = PackedSplit(
             documents=1,
@@ -66,13 +81,13 @@ def random_set(folder: Path, seed: int, train: int, validation: int, **sizes: in
     return write_manifest(
         folder,
         PackedData(
-            name="small",
-            sequence_length=SEQUENCE_LENGTH,
-            vocab_size=RANDOM_VOCABULARY.vocab_size,
-            eod_id=RANDOM_VOCABULARY.eod_id,
+            name=name,
+            sequence_length=shape.sequence_length,
+            vocab_size=vocabulary.vocab_size,
+            eod_id=vocabulary.eod_id,
             dtype="<u2",
             tokenizer=None,
-            tokenizer_sha256=RANDOM_VOCABULARY.sha256,
+            tokenizer_sha256=vocabulary.sha256,
             splits=splits,
             statistics=None,
         ),

@@ -165,7 +165,6 @@ def validation(manifest: Manifest, samples: int, micro_batch: int, dp_size: int)
 def test_validation_counts_each_sample_once(manifest: Manifest, dp_size: int, samples: int) -> None:
     reader = ShardReader(manifest, "validation", SEQUENCE_LENGTH)
     expected = [tuple(reader.read(sample_id).tolist()) for sample_id in range(min(samples, len(reader)))]
-    assert len(reader) % 4
     ranks = validation(manifest, samples, 4, dp_size)
     assert len({len(rows.tokens) for rows in ranks}) == 1
     assert all(len(rows.tokens) % 4 == 0 for rows in ranks)

@@ -1,25 +1,19 @@
-"""Which curves of the geometry a run writes, and that the README tells of each."""
+"""Which curves of the geometry a run has, and the table of text."""
 
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from tensorboard.plugins.custom_scalar import layout_pb2
 
 from megatron_ext import GeometryProbe, ModelSettings, with_defaults
-from pretrain.monitor.geometry import CURVES, GeometryCurves
+from pretrain.monitor.geometry import GeometryCurves
 from pretrain.monitor.geometry_table import LEGEND, geometry_rows, geometry_table
-from pretrain.monitor.tensorboard import Board
-from tests.launch import REPOSITORY
 from tests.megatron_ext import small
 
 pytestmark = pytest.mark.usefixtures("single_process")
 
-ALWAYS = {"angle", "angle_max", "beta", "radial_share", "resultant_length"}
-ONCE_PER_LAYER = {"radius", "radius_drift", "resultant_length"}
+ONCE_PER_LAYER = {"radius", "radius_drift", "resultant_length", "activation_max", "attention_logit_max"}
+ALWAYS = {"angle", "angle_max", "beta", "radial_share", "resultant_length", "activation_max", "attention_logit_max"}
 
 
 def observed(settings: ModelSettings) -> Any:
@@ -29,12 +23,6 @@ def observed(settings: ModelSettings) -> Any:
     with torch.no_grad(), probe.recording():
         stage(tokens, positions, None)
     return probe
-
-
-def events(folder: Path) -> EventAccumulator:
-    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0})
-    accumulator.Reload()
-    return accumulator
 
 
 @pytest.mark.parametrize(
@@ -48,58 +36,22 @@ def events(folder: Path) -> EventAccumulator:
         ("keel", {}, {"radius"}),
     ],
 )
-def test_a_run_has_the_curves_that_mean_something(
-    scheme: str, residual: dict[str, Any], more: set[str], tmp_path: Path
-) -> None:
+def test_a_run_has_the_curves_that_mean_something(scheme: str, residual: dict[str, Any], more: set[str]) -> None:
     settings = small.settings(scheme, residual)
     probe = observed(settings)
-    board = Board(tmp_path, 0, 0)
-    curves = GeometryCurves(settings.residual, probe, board)
+    curves = GeometryCurves(settings.residual, probe)
     geometry = probe.reduce()
-    curves.write(geometry, 3)
-    curves.write(geometry, 6)
-    board.close()
-    found = events(tmp_path)
-    expected = {
+    values = curves.values(geometry)
+    assert values.pop("train/logit_max") == geometry.largest_logit.item()
+    assert values.keys() == {
         f"geometry/{name}{suffix}/layer_{layer:02d}"
         for name in ALWAYS | more
         for suffix in ([""] if name in ONCE_PER_LAYER else ["_attention", "_mlp"])
         for layer in range(1, 5)
     }
-    assert set(found.Tags()["scalars"]) == expected
-    points = found.Scalars("geometry/angle_mlp/layer_03")
-    assert [point.step for point in points] == [3, 6]
-    assert points[0].value == pytest.approx(geometry.mean_angle[2, 1].item(), rel=1e-6)
-    assert charts(found) == expected
-
-
-def charts(found: EventAccumulator) -> set[str]:
-    """The tags that the charts of all layers show, each in exactly one."""
-    (tensor,) = found.Tensors("custom_scalars__config__")
-    layout = layout_pb2.Layout.FromString(tensor.tensor_proto.string_val[0])
-    tags = found.Tags()["scalars"]
-    shown = [
-        tag
-        for chart in layout.category[0].chart
-        for pattern in chart.multiline.tag
-        for tag in tags
-        if re.match(pattern, tag)
-    ]
-    assert len(shown) == len(set(shown))
-    return set(shown)
-
-
-def test_the_readme_lists_every_curve_and_no_other() -> None:
-    readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    (table,) = re.findall(r"\| curve of `geometry` \|.*?\n\n", readme, re.DOTALL)
-    rows = [re.findall(r"`(\w+)`", line.split("|")[1]) for line in table.splitlines()[2:] if line]
-    names = [name for row in rows for name in row]
-    expected = [
-        name
-        for curve in CURVES
-        for name in ([curve.name] if curve.name in ONCE_PER_LAYER else [f"{curve.name}_attention", f"{curve.name}_mlp"])
-    ]
-    assert names == expected
+    assert values["geometry/angle_mlp/layer_03"] == geometry.mean_angle[2, 1].item()
+    assert values["geometry/resultant_length/layer_04"] == geometry.resultant_length[3].item()
+    assert set(curves.names) == {tag.split("/")[1] for tag in values}
 
 
 @pytest.mark.parametrize("scheme", ["geonorm", "pre_norm"])

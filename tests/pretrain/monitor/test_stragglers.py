@@ -1,9 +1,12 @@
 import time
+from pathlib import Path
 
+import pytest
 import torch
 
 from pretrain.monitor.stopwatch import Stopwatch
 from pretrain.monitor.stragglers import describe, slow_ranks
+from tests.pretrain import runs
 
 
 def test_slow_ranks_are_named() -> None:
@@ -30,3 +33,15 @@ def test_the_stopwatch_counts_laps_and_begins_anew() -> None:
             time.sleep(seconds)
     assert 0.03 <= watch.take() < 1.0
     assert watch.take() == 0.0
+
+
+@pytest.mark.dist
+def test_a_rank_that_computes_slowly_is_named_once(manifest: Path, tmp_path: Path) -> None:
+    log, run = tmp_path / "log", tmp_path / "run"
+    settings = [f"data.manifest={manifest}", f"run.dir={run}", "train.steps=8", "train.global_batch=4"]
+    settings += ["validation.every=0", "checkpoint.every=0", "train.precision=fp32"]
+    runs.finish(runs.start(settings, 2, log, module=("tests.pretrain.slow_run",)), log)
+    (line,) = [line for line in log.read_text().splitlines() if line.startswith("slow: ")]
+    assert line.startswith("slow: global rank 1 on ")
+    assert " times the median rank" in line
+    assert min(runs.curve(run, "throughput/slowest_rank").values()) > 1.5

@@ -11,6 +11,7 @@ import torch
 import yaml
 
 from megatron_ext import build_model
+from megatron_ext.flops import flops_per_token
 from megatron_ext.pretended import pretended_rank
 from pretrain.config import CheckpointSettings, Config
 from pretrain.config_file import load_config
@@ -102,17 +103,43 @@ def test_bad_settings_are_refused_as_by_a_run() -> None:
 
 @pytest.mark.dist
 def test_deepspeed_holds_what_is_planned() -> None:
-    held, in_bf16, in_fp32 = map(int, launch("tests.pretrain.plan.state_worker", 2)[0].split())
-    assert in_bf16 == pytest.approx(sum(persistent_bytes(held, 2, 1, "bf16")), rel=0.01)
-    # In fp32 the gradients are whole during the backward pass, as planned; once reduced, each rank has kept its part.
-    weights, gradients, optimizer = persistent_bytes(held, 2, 1, "fp32")
-    assert in_fp32 == pytest.approx(weights + gradients / 2 + optimizer, rel=0.01)
+    (output, _) = launch("tests.pretrain.plan.state_worker", 2)
+    found = json.loads(output.splitlines()[-1])
+    parameters = found.pop("parameters")
+    assert len(found) == 8
+    for case, held in found.items():
+        precision, stage = case.split()
+        weights, gradients, optimizer = persistent_bytes(parameters, 2, int(stage), precision)
+        if case == "fp32 1":
+            gradients //= 2  # whole during the backward pass, as planned; once reduced, each rank has kept its part
+        assert held == pytest.approx([weights, gradients, optimizer], rel=2e-3), case
 
 
 def test_zero_divides_more_with_every_stage() -> None:
     sizes = [sum(persistent_bytes(1000, 4, stage, "bf16")) for stage in range(4)]
     assert sizes == [18_000, 2000 + 4000 + 3000, 2000 + 1000 + 3000, 500 + 1000 + 3000]
     assert sum(persistent_bytes(1000, 1, 1, "fp32")) == 20_000
+
+
+def test_what_zero_moves_and_buffers_is_counted() -> None:
+    """A model of 1.45 B parameters on 8 GPUs in one machine, in bf16."""
+    gpu, found = GPUS["h100"], {}
+    for stage in range(4):
+        config = config_of("geonorm_1p3b.yaml", f"zero.stage={stage}", "parallel.tp=1", "parallel.sp=false")
+        parts = measured(config, 32000)
+        memory = rank_memory(config, parts, 8, 0)
+        held = memory.weights // 2 * (8 if stage == 3 else 1)
+        found[stage] = (memory.buffers, step_time(config, parts, 32000, 8, gpu, 0.4).data * gpu.link_gb * 1e9)
+    micro_batches = config.train.global_batch // (config.train.micro_batch * 8)
+    assert found[2][0] == 50_000_000 * 6
+    assert found[3][0] == 50_000_000 * 6 + 200_000_000 * 2
+    sent = [traffic / (7 / 8 * held) for _, traffic in found.values()]
+    assert sent == pytest.approx([8, 10, 8 * micro_batches + 2, (4 + 2 * 2) * micro_batches], rel=1e-3)
+    made = plan("geonorm_1p3b.yaml", "zero.offload_optimizer=true")
+    assert made.layout.memory.optimizer == 0
+    assert "are in host memory" in page(made)
+    (told,) = (line for line in made.warnings if "offload" in line)
+    assert f"{16 * made.parameters_of_ranks[0] / made.dp / 2**30:.1f} GiB of it a rank" in told
 
 
 def test_early_stages_hold_several_micro_batches() -> None:
@@ -122,6 +149,10 @@ def test_early_stages_hold_several_micro_batches() -> None:
     own = 6 * parts.layer_saved
     assert [memory.activations for memory in memories] == [4 * (own + parts.embedding_saved), 3 * own, 2 * own, own]
     assert memories[3].work == parts.head_work > memories[2].work
+    virtual = config_of("geonorm_1p3b.yaml", "parallel.pp=4", "parallel.vpp=3", "train.micro_batch=1")
+    # 2 (pp - rank - 1) + (vpp - 1) pp + 1 parts of a third of the layers.
+    saved = rank_memory(virtual, parts, 4, 3).activations
+    assert saved == pytest.approx(9 / 3 * own)
     short = config_of("geonorm_1p3b.yaml", "parallel.pp=4", "train.global_batch=8", "train.micro_batch=1")
     assert rank_memory(short, parts, 4, 0).activations == 2 * (own + parts.embedding_saved)
 
@@ -140,6 +171,19 @@ def test_time_by_hand() -> None:
     assert again.mfu == pytest.approx(0.5 * 3 / 4, rel=0.03)
     piped = step_time(config_of("geonorm_1p3b.yaml", "parallel.pp=4"), parts, 32000, 4, gpu, 0.5)
     assert piped.model == pytest.approx(alone.model / 4)
+    interleaved = step_time(
+        config_of("geonorm_1p3b.yaml", "parallel.pp=4", "parallel.vpp=3"), parts, 32000, 4, gpu, 0.5
+    )
+    # One slot of waiting at the ends instead of three.
+    assert interleaved.bubble + interleaved.model == pytest.approx(129 / 131 * (piped.bubble + piped.model))
+    halves = step_time(config_of("geonorm_1p3b.yaml", "model.recompute=selective"), parts, 32000, 1, gpu, 0.5)
+    flops = flops_per_token(dataclasses.replace(config.model, vocab_size=32000))
+    assert halves.recompute == pytest.approx(tokens * flops.mlp / 3 / (0.5 * 989e12))
+    shared = step_time(config_of("geonorm_1p3b.yaml", "parallel.cp=4"), parts, 32000, 4, gpu, 0.5)
+    assert shared.model == pytest.approx(alone.model / 4)
+    # In every forward and backward pass a rank sends 3/4 of keys and values, or of their gradients.
+    key_value = 2 * config.model.hidden_size * 2 * tokens
+    assert shared.context == pytest.approx(config.model.num_layers * 2 * 3 / 4 * key_value / (gpu.link_gb * 1e9))
     # 3 of 128 + 3 slots, and the head on the last stage alone: 0.393 of 8.6 GFLOPs a token.
     head = 6 * 2048 * 32000 / (tokens and alone.model / tokens * 0.5 * 989e12)
     assert piped.bubble / piped.model == pytest.approx((131 / 128) * (1 - head + 4 * head) - 1, rel=0.01)
@@ -242,3 +286,20 @@ def test_the_command_line() -> None:
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout)
     assert (told["gpu"], told["gpus"], told["run_tokens"]) == ("l40s", 1, 200 * 8 * 256)
+
+
+def test_a_ramp_of_the_batch_is_counted() -> None:
+    """Half of the ramp's samples in batches of 64, half of 128; every step costs its own time."""
+    ramp = ["train.rampup.start=64", "train.rampup.increment=64", "train.rampup.samples=6400", "train.steps=1000"]
+    with_ramp = ["train.global_batch=192", "train.micro_batch=4", *ramp]
+    made = plan("geonorm_1p3b.yaml", *with_ramp, gpus=8)
+    sizes = {64: 50, 128: 25, 192: 925}
+    assert made.tokens == sum(batch * count for batch, count in sizes.items()) * made.config.model.sequence_length
+    alone = {
+        batch: plan("geonorm_1p3b.yaml", f"train.global_batch={batch}", "train.micro_batch=4", gpus=8).layout.time.total
+        for batch in sizes
+    }
+    assert made.seconds == pytest.approx(sum(count * alone[batch] for batch, count in sizes.items()))
+    assert made.to_dict()["run_seconds"] == made.seconds
+    assert made.step_tokens == 192 * made.config.model.sequence_length
+    assert "batch 64 to 128 samples in the first 75 steps, 26.2 M tokens; 192 behind them" in page(made)

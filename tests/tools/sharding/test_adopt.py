@@ -166,14 +166,9 @@ def test_a_broken_array_header_is_told(tmp_path: Path, header: bytes, fault: str
 
 
 @pytest.mark.parametrize(
-    ("written", "member", "fault"),
-    [
-        (tarfile.USTAR_FORMAT, 0, "member 0.npy has -512 bytes"),
-        (tarfile.USTAR_FORMAT, 1, "member 1.npy has -512 bytes"),
-        (tarfile.PAX_FORMAT, 0, "its first header is none"),
-    ],
+    ("written", "member"), [(tarfile.USTAR_FORMAT, 0), (tarfile.USTAR_FORMAT, 1), (tarfile.PAX_FORMAT, 0)]
 )
-def test_a_tar_that_leads_round_in_a_circle_is_damaged(tmp_path: Path, written: int, member: int, fault: str) -> None:
+def test_a_tar_that_leads_round_in_a_circle_is_damaged(tmp_path: Path, written: int, member: int) -> None:
     tar = tmp_path / "a.tar"
     with tarfile.open(tar, "w", format=written) as writer:
         for number in range(2):
@@ -193,7 +188,7 @@ def test_a_tar_that_leads_round_in_a_circle_is_damaged(tmp_path: Path, written: 
     tar.write_bytes(content)
     with pytest.raises(UserError) as error:
         index(tmp_path)
-    assert str(error.value).startswith(f"{tar} is damaged or cut off: {fault}")
+    assert str(error.value).startswith(f"{tar} is damaged or cut off")  # the rest is tarfile's, and each Python's own
     *_, last = [parse(raw, Reading()) for raw, _ in raw_records(tar, Reading())]
     assert isinstance(last, Fault)
     assert last.kind == "damaged or cut off (tar)"

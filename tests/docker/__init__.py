@@ -1,0 +1,1 @@
+"""The image: its plan, and the image itself."""
