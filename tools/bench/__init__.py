@@ -7,6 +7,7 @@ BENCHMARKS: dict[str, str] = {
     "data": "tools.bench.data",
     "step": "tools.bench.step",
     "residual": "tools.bench.residual",
+    "gpu": "tools.bench.gpu",
     "checkpoint": "tools.bench.checkpoint",
     "logging": "tools.bench.logging_cost",
     "spikes": "tools.bench.spikes",

@@ -27,7 +27,7 @@ PRE_NORM, TORCHS_NORM, GEONORM = "pre_norm", "pre_norm by torch's own rms_norm",
 def run() -> tuple[str, Any]:
     """The table and the bytes."""
     torch.set_num_threads(1)
-    place = parallel.start(read_launch(), ParallelSettings(), 0)
+    parallel.start(read_launch(), ParallelSettings(), 0)
     results = {
         recompute: {
             PRE_NORM: layers_keep("pre_norm", recompute),
@@ -37,7 +37,6 @@ def run() -> tuple[str, Any]:
         for recompute in ("none", "selective")
     }
     parallel.stop()
-    del place
     unit = MICRO_BATCH * SHAPE["sequence_length"] * SHAPE["hidden_size"] * SHAPE["num_layers"] * 2
     rows = []
     for recompute, kept in results.items():

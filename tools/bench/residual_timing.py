@@ -25,7 +25,12 @@ RETRACTIONS = {
 ALPHA = 0.5
 
 
-def run(shapes: Sequence[tuple[int, int]], rounds: int, threads: int | None) -> tuple[str, Any]:
+def thread_counts(threads: int | None) -> list[int]:
+    """What was asked for, else 1 and, where there are as many cores, 2."""
+    return [threads] if threads else [count for count in (1, 2) if count <= len(os.sched_getaffinity(0))]
+
+
+def run(shapes: Sequence[tuple[int, int]], rounds: int, counts: Sequence[int]) -> tuple[str, Any]:
     """The table and the results, for every shape, type and number of threads.
 
     Raises:
@@ -33,7 +38,6 @@ def run(shapes: Sequence[tuple[int, int]], rounds: int, threads: int | None) -> 
     """
     if reason := why_not_compile(torch.device("cpu")):
         raise UserError(f"residual compares compiled kernels, and torch.compile does not work here ({reason})")
-    counts = [threads] if threads else [count for count in (1, 2) if count <= len(os.sched_getaffinity(0))]
     rows, results, notes = [], [], []
     for count in counts:
         torch.set_num_threads(count)

@@ -32,6 +32,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "demo": Preset("demo.yaml", ("model.vocab_size=2048",)),  # the vocabulary of tools/demo.sh
     "125m": Preset("geonorm_125m.yaml"),
+    "1p3b": Preset("geonorm_1p3b.yaml"),
 }
 
 
