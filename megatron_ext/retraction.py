@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megatron_ext.kernels import Branch, Choice, Turn, kernels_of
+from megatron_ext.kernels import EAGER, Branch, Choice, Kernels, Turn, kernels_of
 from megatron_ext.kernels.eager import compute_dtype, dot, inverse_of
 from megatron_ext.kernels.step import Retraction
 
@@ -163,9 +163,10 @@ class _Retract(torch.autograd.Function):
         ctx.kernels = kernels_of(how.kernels, state)
         dtype = compute_dtype(state)
         ctx.turn = Turn(_number(step_size, dtype), _number(angle_scale, dtype), how.retraction)
-        branch = Branch(_rows(output), bias, None if kept is None else _rows(kept), how.dropout)
-        step = ctx.kernels.step(_rows(state), branch, ctx.turn)
-        new_state: Tensor = step.state.view(state.shape)
+        rows = _rows_for(ctx.kernels)
+        branch = Branch(rows(output), bias, None if kept is None else rows(kept), how.dropout)
+        step = ctx.kernels.step(rows(state), branch, ctx.turn)
+        new_state: Tensor = _in_shape(step.state, state.shape)
         known = output if how.retraction.save == "update" else new_state
         ctx.save_for_backward(state, known, bias, kept, *step[1:])
         ctx.how, ctx.output_dtype = how, output.dtype
@@ -175,19 +176,20 @@ class _Retract(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         state, known, bias, kept, *numbers = ctx.saved_tensors
-        known = Branch(_rows(known))
-        mask = None if kept is None else _rows(kept)
+        rows = _rows_for(ctx.kernels)
+        known = Branch(rows(known))
+        mask = None if kept is None else rows(kept)
         if ctx.how.retraction.save == "update":
             known = Branch(known.output, bias, mask, ctx.how.dropout)
         gradients = ctx.kernels.step_back(
-            _rows(grad), _rows(state), known, tuple(numbers), ctx.turn, tuple(ctx.needs_input_grad[4:6])
+            rows(grad), rows(state), known, tuple(numbers), ctx.turn, tuple(ctx.needs_input_grad[4:6])
         )
         of_output = gradients.update.to(ctx.output_dtype)
         if mask is not None:
             of_output = torch.where(mask, of_output * (1 / (1 - ctx.how.dropout)), 0.0)
-        of_bias = of_output.sum(0, dtype=numbers[0].dtype).to(bias.dtype) if ctx.needs_input_grad[2] else None
+        of_bias = _rows(of_output).sum(0, dtype=numbers[0].dtype).to(bias.dtype) if ctx.needs_input_grad[2] else None
         return (
-            *(gradients.state.view(state.shape), of_output.view(state.shape), of_bias, None),
+            *(_in_shape(gradients.state, state.shape), _in_shape(of_output, state.shape), of_bias, None),
             *(None if sum_ is None else sum_.view(1) for sum_ in gradients[2:]),
             None,
         )
@@ -197,6 +199,18 @@ class _How(NamedTuple):
     retraction: Retraction
     dropout: float
     kernels: Choice
+
+
+def _rows_for(kernels: Kernels) -> Callable[[Tensor], Tensor]:
+    """How to hand over [..., hidden]: the eager kernels take it as it is.
+
+    The new state then is no view, which Megatron-core would replace, at the cost of a break in a compiled layer.
+    """
+    return (lambda tensor: tensor) if kernels is EAGER else _rows
+
+
+def _in_shape(tensor: Tensor, shape: torch.Size) -> Tensor:
+    return tensor if tensor.shape == shape else tensor.view(shape)
 
 
 def _rows(tensor: Tensor) -> Tensor:

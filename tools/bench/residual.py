@@ -20,6 +20,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--only", choices=("time", "step", "bytes"), help="only one of the three parts")
     parser.add_argument("--preset", choices=PRESETS, default="demo", help="size of the whole steps (default: demo)")
     parser.add_argument(
+        "--layers", type=positive_int, default=8, metavar="N", help="whose bytes are counted (default: 8)"
+    )
+    parser.add_argument(
         "--shape",
         type=positive_int,
         nargs=2,
@@ -41,7 +44,7 @@ def run(arguments: argparse.Namespace) -> Report:
     parts = {
         "time": lambda: residual_timing.run(shapes, arguments.rounds, counts),
         "step": lambda: residual_step.run(arguments.preset, arguments.rounds, counts),
-        "bytes": residual_bytes.run,
+        "bytes": lambda: residual_bytes.run(arguments.layers),
     }
     texts, results = [], {}
     for name in [arguments.only] if arguments.only else parts:

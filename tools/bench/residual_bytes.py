@@ -14,7 +14,6 @@ from pretrain.launch import read_launch
 from tools.bench.report import table
 
 SHAPE: dict[str, Any] = {
-    "num_layers": 8,
     "hidden_size": 512,
     "num_attention_heads": 8,
     "ffn_hidden_size": 1408,
@@ -24,20 +23,20 @@ MICRO_BATCH = 2
 PRE_NORM, TORCHS_NORM, GEONORM = "pre_norm", "pre_norm by torch's own rms_norm", "geonorm"
 
 
-def run() -> tuple[str, Any]:
+def run(layers: int) -> tuple[str, Any]:
     """The table and the bytes."""
     torch.set_num_threads(1)
     parallel.start(read_launch(), ParallelSettings(), 0)
     results = {
         recompute: {
-            PRE_NORM: layers_keep("pre_norm", recompute),
-            TORCHS_NORM: layers_keep("pre_norm", recompute, torchs_norm=True),
-            GEONORM: layers_keep("geonorm", recompute),
+            PRE_NORM: layers_keep("pre_norm", recompute, layers),
+            TORCHS_NORM: layers_keep("pre_norm", recompute, layers, torchs_norm=True),
+            GEONORM: layers_keep("geonorm", recompute, layers),
         }
         for recompute in ("none", "selective")
     }
     parallel.stop()
-    unit = MICRO_BATCH * SHAPE["sequence_length"] * SHAPE["hidden_size"] * SHAPE["num_layers"] * 2
+    unit = MICRO_BATCH * SHAPE["sequence_length"] * SHAPE["hidden_size"] * layers * 2
     rows = []
     for recompute, kept in results.items():
         rows.append([f"recompute {recompute}", "", "", ""])
@@ -45,13 +44,18 @@ def run() -> tuple[str, Any]:
             rows.append([f"  {name}", f"{size / 2**20:.2f}", f"{size / unit:.2f}", f"{kept[GEONORM] / size:.3f}"])
     shape = ", ".join(f"{name} {number}" for name, number in SHAPE.items())
     head = ["kept by the layers", "MiB", "states a layer", "geonorm / this"]
-    return f"{table(head, rows)}\n\nbf16, micro batch {MICRO_BATCH}, {shape}", results
+    return f"{table(head, rows)}\n\nbf16, micro batch {MICRO_BATCH}, {layers} layers, {shape}", results
 
 
-def layers_keep(scheme: str, recompute: Any, *, torchs_norm: bool = False) -> int:
+def layers_keep(scheme: str, recompute: Any, layers: int, *, torchs_norm: bool = False) -> int:
     """Bytes from the first layer's start to the final norm."""
     model = ModelSettings(
-        **SHAPE, vocab_size=128, output_bias="none", recompute=recompute, residual=ResidualSettings(scheme=scheme)
+        **SHAPE,
+        num_layers=layers,
+        vocab_size=128,
+        output_bias="none",
+        recompute=recompute,
+        residual=ResidualSettings(scheme=scheme),
     )
     stage: Any = build_model(model, ParallelSettings(), dtype=torch.bfloat16, device="cpu", seed=0, token_counts=None)
     for module in stage.modules():
