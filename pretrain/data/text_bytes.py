@@ -38,7 +38,8 @@ class TextBytes:
             tokens: the token in front of each label.
             labels: tokens that are predicted.
         """
-        return np.where(tokens == self._eod_id, self._first[labels], self._inside[labels])
+        counted: npt.NDArray[np.int64] = np.where(tokens == self._eod_id, self._first[labels], self._inside[labels])
+        return counted
 
 
 def bits_per_nat(tokens: int, text_bytes: int) -> float | None:

@@ -29,8 +29,8 @@ def pins(lock: Path) -> dict[str, Version]:
 def wanted() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    assert f"{project['name']}[hf]" in extras["dev"]
-    lines = (*project["dependencies"], *extras["hf"], *extras["dev"])
+    assert f"{project['name']}[hf,evaluate]" in extras["dev"]
+    lines = (*project["dependencies"], *extras["hf"], *extras["evaluate"], *extras["dev"])
     return [requirement for line in lines if (requirement := Requirement(line)).name != project["name"]]
 
 
