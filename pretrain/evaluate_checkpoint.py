@@ -243,7 +243,7 @@ def _lines(facts: dict[str, Any], found: Sequence[Figures], tasks: Sequence[dict
             f"{each.tokens:,}",
             "unknown" if each.text_bytes is None else f"{each.text_bytes:,}",
             f"{each.loss:.4f}",
-            f"{each.perplexity:.2f}" if each.perplexity < 1e7 else f"{each.perplexity:.3e}",
+            _short(each.perplexity, 2),
             "unknown" if each.bits_per_byte is None else f"{each.bits_per_byte:.4f}",
         )
         lines.append("".join(f"{cell:>14}" for cell in cells) + f"  {each.name}")
@@ -251,5 +251,9 @@ def _lines(facts: dict[str, Any], found: Sequence[Figures], tasks: Sequence[dict
         lines += ["", f"{'documents':>14}{'value':>14}{'+-':>14}  task, metric"]
     for row in tasks:
         error = "" if row["standard_error"] is None else f"{row['standard_error']:.4f}"
-        lines.append(f"{row['documents']:>14,}{row['value']:>14.4f}{error:>14}  {row['task']}, {row['metric']}")
+        lines.append(f"{row['documents']:>14,}{_short(row['value'], 4):>14}{error:>14}  {row['task']}, {row['metric']}")
     return lines
+
+
+def _short(value: float, digits: int) -> str:
+    return f"{value:.{digits}f}" if value < 1e7 else f"{value:.3e}"

@@ -61,7 +61,7 @@ def require_harness() -> Path:
     if found is None or found.origin is None:
         raise UserError("--tasks needs lm-evaluation-harness; install the extra by: pip install -e '.[evaluate]'")
     # Read when its parts are imported. All that is needed lies in the files that the user names.
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS", "TQDM_DISABLE"):
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ[name] = "1"
     for name in ("lm_eval", "datasets", "evaluate"):
         logging.getLogger(name).setLevel(logging.ERROR)
