@@ -48,7 +48,8 @@ def test_residual_from_the_command_line(tmp_path: Path) -> None:
     assert list(kept) == ["none", "selective"]
     for row in kept.values():
         assert row["geonorm"] < row["pre_norm"] < row["pre_norm by torch's own rms_norm"]
-    assert kept["none"]["geonorm"] / kept["none"]["pre_norm"] == pytest.approx(0.89, abs=0.005)
+    # Of two layers the stream's entry is more than of eight, where this is 0.888.
+    assert kept["none"]["geonorm"] / kept["none"]["pre_norm"] == pytest.approx(0.910, abs=0.001)
 
 
 @pytest.mark.dist
