@@ -10,6 +10,7 @@ from pretrain.data.progress import DataProgress
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Positive = Annotated[int, Field(gt=0, lt=2**63)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 RECORD = "run.json"
 
 
@@ -22,9 +23,39 @@ class _Validation(_Shape):
     loss: float | None = None
 
 
+class _Rollback(_Shape):
+    model_config = ConfigDict(extra="forbid", strict=True)
+    at: Count
+    to: Count
+    first: Count
+    count: Positive
+
+
+class _Signals(_Shape):
+    loss: list[Finite]
+    grad_norm: list[Finite]
+
+
+class _Detector(_Shape):
+    values: _Signals
+    scores: _Signals
+
+
+class _Layers(_Shape):
+    step: Count
+    values: dict[str, list[Finite]]
+
+
+class _Spikes(_Shape):
+    rollbacks: list[_Rollback]
+    detector: _Detector
+    layers: list[_Layers]
+
+
 class _Callbacks(_Shape):
     __pydantic_extra__: dict[str, dict[str, JsonValue]]
     validation: _Validation | None = None
+    spikes: _Spikes | None = None
 
 
 class _State(_Shape):

@@ -12,6 +12,14 @@ from pretrain.checkpoint.files import DamageError, FileFacts, new_file
 from pretrain.errors import UserError
 from tests.pretrain.checkpoint.small import facts
 
+_ROLLBACK = {"at": 9, "to": 6, "first": 100, "count": 20}
+_SIGNALS = {"loss": [2.0, 3], "grad_norm": [1.0]}
+_SPIKES = {
+    "rollbacks": [_ROLLBACK],
+    "detector": {"values": _SIGNALS, "scores": _SIGNALS},
+    "layers": [{"step": 4, "values": {"gradient": [0.1]}}],
+}
+
 
 def published(folder: Path, step: int) -> Path:
     partial = store.new_partial(folder, step)
@@ -75,6 +83,20 @@ def test_others_may_read_a_checkpoint(tmp_path: Path) -> None:
         (lambda folder: _rewrite(folder, state=facts(1, data={"stages": 5})["state"]), "state.data.stages: input"),
         (lambda folder: _rewrite(folder, state=facts(1, callbacks={"x": 5})["state"]), "state.callbacks.x: input"),
         (lambda folder: _rewrite(folder, state=facts(1, callbacks={"validation": {}})["state"]), "validation.step"),
+        (lambda folder: _rewrite_spikes(folder, rollbacks=[{"at": 1}]), "spikes.rollbacks.0.to: field required"),
+        (
+            lambda folder: _rewrite_spikes(folder, rollbacks=[_ROLLBACK | {"at": "9"}]),
+            "rollbacks.0.at: input should be a",
+        ),
+        (
+            lambda folder: _rewrite_spikes(folder, rollbacks=[_ROLLBACK | {"count": 0}]),
+            "rollbacks.0.count: input should",
+        ),
+        (lambda folder: _rewrite_spikes(folder, detector={}), "spikes.detector.values: field required"),
+        (
+            lambda folder: _rewrite_spikes(folder, layers=[{"step": 1, "values": {"gradient": ["x"]}}]),
+            "gradient.0: input",
+        ),
         (lambda folder: _rewrite(folder, datasets=None), "run.json: datasets: field required"),
         (lambda folder: _rewrite(folder, tokenizer_sha256=7), "run.json: tokenizer_sha256: input"),
         (lambda folder: _rewrite(folder, vocab_size=1e300), "run.json: vocab_size: input"),
@@ -116,6 +138,16 @@ def _rewrite(folder: Path, sealed: bool = True, **changes: Any) -> None:
         del record["crc32"]
         record["crc32"] = zlib.crc32(json.dumps(record, sort_keys=True).encode())
     (folder / "run.json").write_text(json.dumps(record))
+
+
+def _rewrite_spikes(folder: Path, **changes: Any) -> None:
+    _rewrite(folder, state=facts(1, callbacks={"spikes": _SPIKES | changes})["state"])
+
+
+def test_a_memory_of_spikes_is_no_damage(tmp_path: Path) -> None:
+    checkpoint = published(tmp_path, 1)
+    _rewrite_spikes(checkpoint)
+    assert store.read_record(checkpoint)["state"]["callbacks"]["spikes"] == _SPIKES
 
 
 def test_partial_folders_are_never_used_twice_and_go_at_the_next_start(tmp_path: Path) -> None:

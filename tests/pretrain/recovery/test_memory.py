@@ -106,6 +106,13 @@ def test_the_layers_that_moved_stand_first() -> None:
     assert all(one.since is None for one in found[2:])
 
 
+def test_measurements_of_other_quantities_count_for_nothing() -> None:
+    now = {"step": 9, "values": {"gradient": [9.0, 1.0], "angle_mlp": [0.1]}}
+    odd = [{"gradient": [1.0]}, {"gradient": [1.0], "angle_mlp": [0.1]}, {}, {"gradient": [1.0, 1.0, 1.0]}]
+    found = changes([{"step": step, "values": odd[step % len(odd)]} for step in range(8)], now)
+    assert [one.median for one in found] == [None] * 3
+
+
 def test_a_page_shows_what_breaks_tables() -> None:
     page = dataclasses.replace(report(5), done="the update was made").markdown()
     assert "a \\| b 'c'" in page
