@@ -42,7 +42,7 @@ def changes(history: list[dict[str, Any]], now: dict[str, Any]) -> list[LayerCha
     found = []
     for quantity, values in now["values"].items():
         for index, value in enumerate(values):
-            before = np.array([one["values"][quantity][index] for one in history])
+            before = np.array([one["values"][quantity][index] for one in history], dtype=np.float64)
             steps = [one["step"] for one in history]
             found.append(_change(_part(index, quantity, values), quantity, value, before, steps, now["step"]))
     return sorted(found, key=_order)[:SHOWN]
