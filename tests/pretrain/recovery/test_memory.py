@@ -1,6 +1,7 @@
 """Windows, rollbacks that a restart takes up, limits; reports there and back."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -90,9 +91,19 @@ def test_reports_come_back_and_a_step_seen_again_is_one_report(tmp_path: Path) -
     reports.write(tmp_path, second, 1)
     assert reports.read_all(tmp_path) == [second, first]
     assert reports.recorded_rollbacks(tmp_path) == [made]
-    (tmp_path / "spikes" / "step-00000005.json").write_text('{"step": 5}')
-    with pytest.raises(UserError, match=r"step-00000005\.json is no report of a spike"):
-        reports.read_all(tmp_path)
+    path = tmp_path / "spikes" / "step-00000005.json"
+    told = json.loads(path.read_text())
+    window = dataclasses.asdict(made)
+    for change, complaint in (
+        ({"step": None}, "step: "),
+        ({"step": "5"}, "step: "),
+        ({"signals": {"loss": {"value": "x", "median": None, "score": None}}}, "signals.loss.value: "),
+        ({"rollback": window | {"count": 0}}, "rollback.count: Input should be greater than 0"),
+        ({"rollback": window | {"first": 10**30}}, "rollback.first: "),
+    ):
+        path.write_text(json.dumps(told | change))
+        with pytest.raises(UserError, match=rf"step-00000005\.json is no report of a spike: {complaint}"):
+            reports.read_all(tmp_path)
     reports.set_aside(tmp_path)
     assert reports.recorded_rollbacks(tmp_path) == []
     assert len(list((tmp_path / "spikes.before-1").iterdir())) == 2
