@@ -11,6 +11,7 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from megatron_ext.backends import BACKENDS, Backend
 from megatron_ext.head import add_output_bias, cross_entropy_with_z_loss, mask_padding, padded_vocab_size
 from megatron_ext.initialize import Initialization, initialize
 from megatron_ext.norms import NORM_NAMES
@@ -190,8 +191,11 @@ def build_model(
     if unigram and token_counts is None and not on_meta:
         raise ValueError("model.output_bias is 'unigram': give token_counts, or choose 'learned' or 'none'")
     config = transformer_config(model, parallel, dtype)
+    # Shapes are the same in every backend.
+    backend = BACKENDS["local" if on_meta else model.backend]
+    config.use_cpu_initialization = not backend.makes_on_gpu
     with torch.device(device):
-        stage = _stage(model, config, model.vocab_size, vp_stage)
+        stage = _stage(model, config, model.vocab_size, vp_stage, backend)
     if not on_meta:
         how = Initialization(
             seed=seed,
@@ -209,11 +213,13 @@ def _matrix_std(model: ModelSettings, config: TransformerConfig) -> Callable[[st
     return lambda name, shape: scheme.initial_std(Matrix(name, shape, model.init_std, config, settings))
 
 
-def _stage(model: ModelSettings, config: TransformerConfig, vocab_size: int, vp_stage: int | None) -> ResidualGPTModel:
+def _stage(
+    model: ModelSettings, config: TransformerConfig, vocab_size: int, vp_stage: int | None, backend: Backend
+) -> ResidualGPTModel:
     """This pipeline stage, with whatever happens to be in its parameters."""
     return ResidualGPTModel(
         config=config,
-        transformer_layer_spec=residual_block_spec(config, model.residual, vp_stage=vp_stage),
+        transformer_layer_spec=residual_block_spec(config, model.residual, vp_stage=vp_stage, backend=backend),
         vocab_size=padded_vocab_size(vocab_size, config.tensor_model_parallel_size),
         max_sequence_length=model.sequence_length,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage),

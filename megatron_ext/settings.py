@@ -82,6 +82,8 @@ class ModelSettings:
             attention weights, and every sublayer's output before it joins the stream.
         z_loss: adds z_loss * log(Z)^2 to the training objective of every token, Z the sum of its exponentiated logits
             (PaLM, arXiv 2204.02311, takes 1e-4); 0 is off. The reported loss stays the cross-entropy alone.
+        backend: of linear layers and attention: ``local`` is Megatron-core's own with torch's kernels, ``te`` NVIDIA's
+            Transformer Engine, which must be installed, on GPUs. ``te`` has NOT RUN yet: compare its first losses.
         init_std: standard deviation of the initial weights; residual.output_init scales the output projections'.
         recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass; ``selective``
             recomputes the MLPs alone, which keep most. (Elsewhere the word may mean attention, whose large matrices do
@@ -108,6 +110,7 @@ class ModelSettings:
     output_bias: Literal["unigram", "learned", "none"] = "unigram"
     dropout: float = 0.0
     z_loss: float = 0.0
+    backend: Literal["local", "te"] = "local"
     init_std: float = 0.02
     recompute: Literal["none", "selective", "full"] = "none"
     residual: ResidualSettings = field(default_factory=ResidualSettings)

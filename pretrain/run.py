@@ -5,7 +5,7 @@ import gc
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 
-from megatron_ext import scheme_of
+from megatron_ext import scheme_of, what_backend_lacks
 from pretrain import parallel
 from pretrain.agreement import require_agreement
 from pretrain.checkpoint import store
@@ -50,6 +50,8 @@ def run_training(config: Config, launch: Launch, signals: Signals, overrides: Se
     """
     check_config(config)
     check_layout(config, launch.world_size)
+    if lacking := what_backend_lacks(config.model.backend):
+        raise UserError(f"model.backend={config.model.backend} needs {lacking}; install it or set model.backend=local")
     config = with_scheme_defaults(config)
     start = find_start(config, launch.world_size)
     if start.state.step >= config.train.steps:

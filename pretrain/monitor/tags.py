@@ -71,6 +71,7 @@ TAGS = (
     Tag("train/loss", "nats per token", STEP, "cross-entropy of the step's samples, before the update"),
     Tag("train/grad_norm", "-", STEP, "norm of the whole gradient before the clip; inf where the update was skipped"),
     Tag("train/lr", "-", STEP, "learning rate of the update"),
+    Tag("train/global_batch", "samples", STEP, "of the step", "train.rampup"),
     Tag("train/logit_max", "-", LOG, "largest logit over tokens and vocabulary"),
     Tag("train/loss_by_tokens", "nats per token", STEP, "the same loss over tokens (run by_tokens)"),
     Tag("validation/loss", "nats per token", VALIDATED, "mean over the data sets by their weights", "validation.every"),

@@ -1,7 +1,8 @@
 """Time one training step: the schemes in our Engine against a GPT of the same size in plain PyTorch.
 
 A step is forward and backward over the micro batches, gradient reduction, clip and AdamW; fetching is left out. Runs in
-one process, on the GPU where CUDA is. Nothing of ours is compiled, so the peer is not; --compile adds a peer that is.
+one process, on the GPU where CUDA is, but for --two-ranks. Nothing of ours is compiled, so the peer is not; --compile
+adds a peer that is, and geonorm with train.compile.
 """
 
 import argparse
@@ -44,7 +45,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--micro-batch", type=positive_int, metavar="N", help=f"samples, of which a step takes {MICRO_BATCHES} times N"
     )
-    parser.add_argument("--compile", action="store_true", help="one more row: the plain model under torch.compile")
+    parser.add_argument(
+        "--two-ranks",
+        action="store_true",
+        help="two more rows: geonorm on two processes of one thread, or one GPU, each, tp2 and dp2",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="two more rows under torch.compile: the plain model, and geonorm's layers",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Report:
