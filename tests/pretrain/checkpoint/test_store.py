@@ -193,7 +193,7 @@ def _another_process_gets_the_lock(folder: Path) -> bool:
     answers: multiprocessing.Queue[bool] = context.Queue()
     process = context.Process(target=_try_to_lock, args=(folder, answers))
     process.start()
-    answer = answers.get(timeout=60)
+    answer = answers.get(timeout=300)
     process.join()
     return answer
 
