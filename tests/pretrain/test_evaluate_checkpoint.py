@@ -25,6 +25,7 @@ from pretrain.inspect_checkpoint import find_checkpoint, load_model, recorded_co
 from pretrain.scoring import Scorer, Span, windows
 from tests.launch import REPOSITORY
 from tests.pretrain import runs
+from tests.pretrain.export import shipped_code
 
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("single_process")]
 
@@ -176,6 +177,7 @@ def test_the_real_harness_and_the_exported_model(
     run: Path, module: torch.nn.Module, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    shipped_code.kept_in(tmp_path / "modules", monkeypatch)
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS))
     (tmp_path / "sums.yaml").write_text(OWN_TASK)
     (tmp_path / "hellaswag.jsonl").write_text(json.dumps(HELLASWAG) + "\n")
