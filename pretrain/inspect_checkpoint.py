@@ -183,8 +183,9 @@ def described(facts: dict[str, Any], record: dict[str, Any], config: Config) -> 
 
 
 def _validation(state: dict[str, Any]) -> str:
-    found = state["callbacks"].get("validation")
-    return f"loss {found['loss']:.4f} at step {found['step']}" if found else "none so far"
+    found = state["callbacks"].get("validation", {})
+    loss = found.get("loss")  # none is known before the first evaluation
+    return "none so far" if loss is None else f"loss {loss:.4f} at step {found['step']}"
 
 
 def _differences(file: Path, differences: Sequence[str]) -> list[str]:

@@ -104,10 +104,6 @@ def seed_step(place: Place, seed: int, step: int) -> None:
 
 def dissolve() -> None:
     """Take Megatron's groups down and keep the world."""
-    # Megatron only forgets them, and each would keep threads that poll.
-    for group in dict.fromkeys(parallel_state._global_process_group_list or ()):
-        if group is not None and group is not dist.group.WORLD:
-            dist.destroy_process_group(group)
     parallel_state.destroy_model_parallel()
 
 

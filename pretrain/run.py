@@ -123,6 +123,13 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker,
     return stop
 
 
+def _write_config(config: Config) -> None:
+    try:
+        (config.run.dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"run.dir={config.run.dir}: cannot write config.yaml there: {error.strerror}") from None
+
+
 def _beginning(config: Config, start: Start) -> str:
     if start.checkpoint:
         return f"resumed from {start.checkpoint}"
@@ -139,7 +146,7 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board, overri
     board.settings(compared_settings(config), shown_first(overrides), COMPARED)
     if place.global_rank != 0:
         return
-    (config.run.dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    _write_config(config)
     print(
         f"{config.model.residual.scheme}: {parameters / 1e6:.1f} M parameters, {config.train.precision}, "
         f"{parallelism.described()} x dp {place.dp_size}, ZeRO-{config.zero.stage}"

@@ -77,6 +77,11 @@ TAGS = (
     Tag("validation/loss", "nats per token", VALIDATED, "mean over the data sets by their weights", "validation.every"),
     Tag("validation/loss/{name}", "nats per token", VALIDATED, "of one data set", "several data sets"),
     Tag(
+        *("validation/bits_per_byte", "bits per byte", VALIDATED, "of the text of those tokens, mean as the loss's"),
+        "validation.every, where the tokens' bytes are known",
+    ),
+    Tag("validation/bits_per_byte/{name}", "bits per byte", VALIDATED, "of one data set", "several data sets"),
+    Tag(
         *("validation/loss_by_tokens", "nats per token", VALIDATED, "the mean over tokens (run by_tokens)"),
         "validation.every",
     ),

@@ -24,6 +24,7 @@ from pretrain.errors import UserError
 from pretrain.inspect_checkpoint import (
     Inspection,
     Reading,
+    described,
     find_checkpoint,
     load_model,
     read,
@@ -58,6 +59,14 @@ def opened(run: Path) -> tuple[Config, dict[str, Any], torch.nn.Module]:
     record = store.read_record(checkpoint)
     config = recorded_config(checkpoint, record)
     return config, record, load_model(config, checkpoint, record["vocab_size"], torch.device("cpu"))
+
+
+def test_a_checkpoint_from_before_the_first_evaluation(run: Path) -> None:
+    """Its run remembers from where it will be known, but no loss."""
+    config, record, _ = opened(run)
+    for known in ({}, {"validation": {"step": 0}}, {"validation": {"step": 0, "loss": None}}):
+        record["state"]["callbacks"] = known
+        assert "validation    none so far" in described({"checkpoint": "", "parameters": 1}, record, config)
 
 
 def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:
