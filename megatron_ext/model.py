@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from megatron_ext.backends import BACKENDS, Backend
 from megatron_ext.head import add_output_bias, cross_entropy_with_z_loss, mask_padding, padded_vocab_size
 from megatron_ext.initialize import Initialization, initialize
+from megatron_ext.kernels.config import KernelConfig
 from megatron_ext.norms import NORM_NAMES
 from megatron_ext.schemes import residual_block_spec, scheme_of, with_defaults
 from megatron_ext.schemes.scheme import Matrix
@@ -106,7 +107,7 @@ def mark_partial_gradients(model: GPTModel) -> None:
 def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: torch.dtype) -> TransformerConfig:
     """Megatron-core's configuration of the model.
 
-    Fused kernels stay off: without Transformer Engine or Apex they are absent, and the rest brings no gain here.
+    Its fused kernels stay off: without Transformer Engine or Apex they are absent, or ours stand in their place.
 
     Raises:
         ValueError: sizes that cannot be divided as asked.
@@ -117,7 +118,8 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
     _require_divisible("model.num_query_groups", groups, "parallel.tp", parallel.tp)
     _require_divisible("model.ffn_hidden_size", model.ffn_hidden_size, "parallel.tp", parallel.tp)
     _require_divisible("model.num_layers", model.num_layers, "parallel.pp * parallel.vpp", parallel.pp * parallel.vpp)
-    return TransformerConfig(
+    return KernelConfig(
+        kernels=model.kernels,
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,

@@ -88,6 +88,11 @@ class ModelSettings:
         recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass; ``selective``
             recomputes the MLPs alone, which keep most. (Elsewhere the word may mean attention, whose large matrices do
             not exist here: arXiv 2205.05198.)
+        kernels: implementation of retraction, SwiGLU and, on a CPU, RMSNorm: ``triton`` (NVIDIA's GPUs), ``compiled``
+            (torch.compile; on a CPU it needs a C++ compiler, and is ``eager`` with a warning where there is none),
+            ``eager`` (torch's operations one by one), or ``auto``: triton on a GPU, else eager. They differ in the
+            last digits, so a run is only reproduced bit for bit by the one that it began with. Within layers that
+            train.compile compiles whole, the compiler sees the eager ones and fuses them itself.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
@@ -113,6 +118,7 @@ class ModelSettings:
     backend: Literal["local", "te"] = "local"
     init_std: float = 0.02
     recompute: Literal["none", "selective", "full"] = "none"
+    kernels: Literal["auto", "eager", "compiled", "triton"] = "auto"
     residual: ResidualSettings = field(default_factory=ResidualSettings)
 
 

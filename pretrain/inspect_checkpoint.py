@@ -288,6 +288,7 @@ def load_model(config: Config, checkpoint: Path, vocab_size: int, device: torch.
         config.model,
         vocab_size=vocab_size,
         recompute="none",
+        kernels="auto",  # the run may have had a GPU
         # Any start will do for what is loaded, and this one needs no token counts.
         output_bias="none" if config.model.output_bias == "none" else "learned",
     )

@@ -12,7 +12,7 @@ from pretrain.rampup import samples_of
 from pretrain.state import TrainState
 
 # What may differ without changing what is computed.
-_FREE_MODEL_SETTINGS = {"model.recompute", "model.backend", "model.residual.save"}
+_FREE_MODEL_SETTINGS = {"model.recompute", "model.backend", "model.kernels", "model.residual.save"}
 # What decides, beside the model's settings, what is computed from which tokens.
 _FIXED_SETTINGS = {"train.seed", "data.separate_documents", "data.mode", "data.text_field"}
 

@@ -17,6 +17,7 @@ from pretrain.engine import Engine
 from pretrain.errors import UserError
 from pretrain.evaluate import Validation
 from pretrain.feed import Feed, needs_tokens
+from pretrain.kernels import with_kernels
 from pretrain.launch import Launch
 from pretrain.loop import Callback, train
 from pretrain.monitor.hparams import CURVES as COMPARED
@@ -52,7 +53,7 @@ def run_training(config: Config, launch: Launch, signals: Signals, overrides: Se
     check_layout(config, launch.world_size)
     if lacking := what_backend_lacks(config.model.backend):
         raise UserError(f"model.backend={config.model.backend} needs {lacking}; install it or set model.backend=local")
-    config = with_scheme_defaults(config)
+    config = with_kernels(with_scheme_defaults(config), loud=launch.global_rank == 0)
     start = find_start(config, launch.world_size)
     if start.state.step >= config.train.steps:
         if launch.global_rank == 0:
@@ -151,7 +152,7 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board, overri
         f"{config.model.residual.scheme}: {parameters / 1e6:.1f} M parameters, {config.train.precision}, "
         f"{parallelism.described()} x dp {place.dp_size}, ZeRO-{config.zero.stage}"
         f"{' offloaded' if config.zero.offload_optimizer else ''}, "
-        f"{'sequence parallel, ' if parallelism.sp else ''}on {place.device.type}\n"
+        f"{'sequence parallel, ' if parallelism.sp else ''}{config.model.kernels} kernels on {place.device.type}\n"
         f"run folder {config.run.dir}, " + _beginning(config, start),
         flush=True,
     )

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 
+import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
@@ -9,6 +10,7 @@ from megatron.core.transformer.transformer_block import TransformerBlockSubmodul
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from megatron_ext.backends import BACKENDS, Backend
+from megatron_ext.mlp import swiglu_mlp
 from megatron_ext.norms import model_norm
 from megatron_ext.schemes.layer import ResidualLayer
 from megatron_ext.schemes.scheme import Scheme
@@ -66,6 +68,9 @@ def residual_layer_spec(
     attention.linear_proj = mlp.linear_fc2 = backend.row_linear
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = model_norm(config)
+    plain = config.activation_func_clamp_value is None and not config.glu_linear_offset
+    if plain and config.gated_linear_unit and config.activation_func is F.silu:
+        layer.mlp = swiglu_mlp(mlp)
     layer.input_layernorm = scheme.attention_norm(config, settings) or IdentityOp
     layer.pre_mlp_layernorm = scheme.mlp_norm(config, settings) or IdentityOp
     layer.self_attn_bda = layer.mlp_bda = IdentityOp  # ResidualLayer makes its own

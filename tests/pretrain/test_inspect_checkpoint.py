@@ -1,5 +1,6 @@
 """``python -m pretrain inspect`` on real runs: what it prints is what the engine and TensorBoard said."""
 
+import dataclasses
 import json
 import math
 import re
@@ -58,6 +59,8 @@ def opened(run: Path) -> tuple[Config, dict[str, Any], torch.nn.Module]:
     checkpoint = find_checkpoint(run)
     record = store.read_record(checkpoint)
     config = recorded_config(checkpoint, record)
+    # As a run on a GPU records it.
+    config = config.model_copy(update={"model": dataclasses.replace(config.model, kernels="triton")})
     return config, record, load_model(config, checkpoint, record["vocab_size"], torch.device("cpu"))
 
 

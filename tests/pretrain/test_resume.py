@@ -46,7 +46,13 @@ def record(manifest: Path) -> dict[str, Any]:
     "override",
     [
         *("train.steps=999", "optimizer.lr=1e-3", "train.global_batch=32", "parallel.tp=2", "train.precision=fp32"),
-        *("model.recompute=full", "model.residual.save=update", "run.dir=elsewhere", "logging.every=1"),
+        *(
+            "model.recompute=selective",
+            "model.kernels=compiled",
+            "model.residual.save=update",
+            "run.dir=elsewhere",
+            "logging.every=1",
+        ),
     ],
 )
 def test_what_may_change(manifest: Path, override: str) -> None:

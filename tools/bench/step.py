@@ -1,8 +1,8 @@
 """Time one training step: the schemes in our Engine against a GPT of the same size in plain PyTorch.
 
 A step is forward and backward over the micro batches, gradient reduction, clip and AdamW; fetching is left out. Runs in
-one process, on the GPU where CUDA is, but for --two-ranks. Nothing of ours is compiled, so the peer is not; --compile
-adds a peer that is, and geonorm with train.compile.
+one process, on the GPU where CUDA is, but for --two-ranks. Unless --kernels says so, nothing of ours is compiled, so
+the peer is not; --compile adds a peer that is, and geonorm with train.compile.
 """
 
 import argparse
@@ -32,6 +32,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "demo": Preset("demo.yaml", ("model.vocab_size=2048",)),  # the vocabulary of tools/demo.sh
     "125m": Preset("geonorm_125m.yaml"),
+    "1p3b": Preset("geonorm_1p3b.yaml"),
 }
 
 
@@ -44,6 +45,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--micro-batch", type=positive_int, metavar="N", help=f"samples, of which a step takes {MICRO_BATCHES} times N"
+    )
+    parser.add_argument(
+        "--kernels",
+        choices=("auto", "eager", "compiled", "triton"),
+        default="auto",
+        help="model.kernels of our rows (default: auto)",
     )
     parser.add_argument(
         "--two-ranks",

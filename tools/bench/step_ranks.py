@@ -1,8 +1,8 @@
 """Rows of the benchmark `step` on two processes: started, fed with a word for each step, and heard.
 
-As a module (``python -m tools.bench.step_ranks LAYOUT PRESET PRECISION [MICRO_BATCH]``) it is one of the processes: for
-each line on its standard input it takes a step and answers with a line of JSON, its share of the loss (nats per token)
-and the seconds that it has computed so far.
+As a module (``python -m tools.bench.step_ranks LAYOUT PRESET PRECISION KERNELS [MICRO_BATCH]``) it is one of the
+processes: for each line on its standard input it takes a step and answers with a line of JSON, its share of the loss
+(nats per token) and the seconds that it has computed so far.
 """
 
 import json
@@ -28,12 +28,12 @@ LAYOUTS = {"tp2": "parallel.tp=2", "dp2": "parallel.tp=1"}
 class TwoRanks:
     """Two processes, each with one thread, that take the same steps as one does: a context manager."""
 
-    def __init__(self, layout: str, preset: str, precision: str, micro_batch: int | None) -> None:
+    def __init__(self, layout: str, preset: str, precision: str, micro_batch: int | None, kernels: str) -> None:
         """Start them."""
         self._computed = 0.0
         self._layout = layout
         port = str(free_port())
-        shape = [layout, preset, precision, *([] if micro_batch is None else [str(micro_batch)])]
+        shape = [layout, preset, precision, kernels, *([] if micro_batch is None else [str(micro_batch)])]
         self._ranks = [
             subprocess.Popen(
                 [sys.executable, "-m", __spec__.name, *shape],
@@ -101,8 +101,9 @@ def main(arguments: Sequence[str]) -> None:
 
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever else is printed
-    layout, preset, precision, *micro_batch = arguments
-    config = bench_config(PRESETS[preset], precision, int(micro_batch[0]) if micro_batch else None, LAYOUTS[layout])
+    layout, preset, precision, kernels, *micro_batch = arguments
+    forced = LAYOUTS[layout], f"model.kernels={kernels}"
+    config = bench_config(PRESETS[preset], precision, int(micro_batch[0]) if micro_batch else None, *forced)
     place = parallel.start(read_launch(), config.parallel, config.train.seed)
     batches = random_batches(config, place.device)[place.dp_rank :: place.dp_size]
     step = start_engine(config, GEONORM, place, batches)
