@@ -223,7 +223,7 @@ def find_tokenizer(config: Config, record: dict[str, Any], moved_to: str | None)
         return tokenizer
     manifest = find_manifest(config, record, moved_to)
     if manifest.tokenizer_file is None:
-        raise UserError(f"--text cannot be encoded: {manifest.directory} came without a sentencepiece model")
+        raise UserError(f"text cannot be encoded: {manifest.directory} came without a sentencepiece model")
     return Tokenizer(manifest.tokenizer_file, manifest.eod_id)
 
 

@@ -42,3 +42,17 @@ def _end_of(batch: int, train: TrainSettings) -> int:
 def samples_of(steps: int, train: TrainSettings, consumed_samples: int = 0) -> int:
     """Samples that the ``steps`` take which follow ``consumed_samples``."""
     return sum(batch * count for batch, count in steps_by_batch(steps, train, consumed_samples))
+
+
+def consumed_before(steps: int, train: TrainSettings, consumed_samples: int) -> int:
+    """Consumed samples in front of the ``steps`` that led to ``consumed_samples``; below 0 where there were fewer.
+
+    Where no such step could lead there, as the run had other settings, it is taken to be as large as the next one.
+    """
+    largest_first = batch_sizes(train)[::-1]
+    for _ in range(steps):
+        consumed_samples -= next(
+            (batch for batch in largest_first if batch_size(consumed_samples - batch, train) == batch),
+            batch_size(consumed_samples, train),
+        )
+    return consumed_samples

@@ -61,7 +61,7 @@ def require_harness() -> Path:
     if found is None or found.origin is None:
         raise UserError("--tasks needs lm-evaluation-harness; install the extra by: pip install -e '.[evaluate]'")
     # Read when its parts are imported. All that is needed lies in the files that the user names.
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
+    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "HF_EVALUATE_OFFLINE", "HF_HUB_DISABLE_PROGRESS_BARS"):
         os.environ[name] = "1"
     for name in ("lm_eval", "datasets", "evaluate"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -83,6 +83,11 @@ def load_tasks(names: Sequence[str], folder: Path | None) -> list[Any]:
     configured = [
         _own(Path(name)) if name.endswith((".yaml", ".yml")) else _ready(name, folder, definitions) for name in wanted
     ]
+    seen: dict[str, str] = {}
+    for given, config in zip(wanted, configured, strict=True):
+        other = seen.setdefault(config["task"], given)
+        if other != given:
+            raise UserError(f"--tasks {given} and {other} are both called {config['task']}; change `task` in one")
     return [_build(config) for config in configured]
 
 
@@ -123,15 +128,32 @@ def _own(file: Path) -> dict[str, Any]:
             f"--tasks {file}: dataset_path={config.get('dataset_path')} is no local file's kind; use json or parquet, "
             "and name files under dataset_kwargs.data_files"
         )
-    named = (config.get("dataset_kwargs") or {}).get("data_files")
+    kwargs = config.get("dataset_kwargs")
+    named = kwargs.get("data_files") if isinstance(kwargs, dict) else None
     if not isinstance(named, dict):
         raise UserError(f"--tasks {file}: dataset_kwargs.data_files must map a split to a file")
     files = {split: (file.parent / str(name)).resolve() for split, name in named.items()}
     for path in files.values():
         if not path.is_file():
             raise UserError(f"--tasks {file}: there is no file {path}")
+    for name in ("test_split", "validation_split", "training_split", "fewshot_split"):
+        if (split := config.get(name)) is not None and split not in files:
+            raise UserError(f"--tasks {file}: {name}={split} has no file under dataset_kwargs.data_files; name one")
+    _refuse_foreign_metrics(file, config)
     config["dataset_kwargs"] = {"data_files": {split: str(path) for split, path in files.items()}}
     return config
+
+
+def _refuse_foreign_metrics(file: Path, config: dict[str, Any]) -> None:
+    """The harness would load a metric that it does not have as a program from a network."""
+    from lm_eval.api import metrics
+    from lm_eval.api.registry import metric_registry
+
+    del metrics  # imported to fill the registry
+    for listed in config.get("metric_list") or ():
+        metric = listed.get("metric") if isinstance(listed, dict) else None
+        if isinstance(metric, str) and (metric not in metric_registry or listed.get("hf_evaluate")):
+            raise UserError(f"--tasks {file}: metric {metric} is none of the harness's own, and none is fetched")
 
 
 def _load_yaml(file: Path) -> dict[str, Any]:
@@ -151,6 +173,8 @@ def _build(config: dict[str, Any]) -> Any:
     name = config["task"]
     try:
         task = ConfigurableTask(config=config)
+    except StopIteration:
+        raise UserError(f"task {name}: its data hold no document") from None
     except Exception as error:
         # A column that is missing, a file that is none: whatever comes of data that are not the task's.
         raise UserError(f"task {name}: its data cannot be used: {type(error).__name__}: {error}") from error

@@ -25,6 +25,7 @@ from pretrain.inspect_checkpoint import find_checkpoint, load_model, recorded_co
 from pretrain.scoring import Scorer, Span, windows
 from tests.launch import REPOSITORY
 from tests.pretrain import runs
+from tests.pretrain.export import shipped_code
 
 pytestmark = [pytest.mark.dist, pytest.mark.usefixtures("single_process")]
 
@@ -176,6 +177,7 @@ def test_the_real_harness_and_the_exported_model(
     run: Path, module: torch.nn.Module, tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+    shipped_code.kept_in(tmp_path / "modules", monkeypatch)
     (tmp_path / "sums.jsonl").write_text("".join(json.dumps(each) + "\n" for each in QUESTIONS))
     (tmp_path / "sums.yaml").write_text(OWN_TASK)
     (tmp_path / "hellaswag.jsonl").write_text(json.dumps(HELLASWAG) + "\n")
@@ -257,6 +259,19 @@ def mistakes(folder: Path) -> dict[str, tuple[Evaluation, str]]:
     broken.write_text('{"text": "good"}\n{"txt": "bad"}\n')
     own = folder / "own.yaml"
     own.write_text("task: own\ndataset_path: json\ndataset_kwargs: {data_files: {test: nowhere.jsonl}}\n")
+    (folder / "one.jsonl").write_text('{"a": "b"}\n')
+    head = "task: own\ndataset_path: json\ndataset_kwargs: {data_files: {test: one.jsonl}}\n"
+    written = {
+        "foreign.yaml": head + "metric_list: [{metric: wiki_split}]",
+        "loaded.yaml": head + "metric_list: [{metric: acc, hf_evaluate: true}]",
+        "split.yaml": head + "test_split: val",
+        "again.yaml": head,
+        "other.yaml": head,
+        "number.yaml": "task: own\ndataset_path: json\ndataset_kwargs: 5\n",
+    }
+    for name, text in written.items():
+        (folder / name).write_text(text)
+    (folder / "openbookqa.jsonl").touch()
     hub = folder / "hub.yaml"
     hub.write_text("task: hub\ndataset_path: somebody/something\n")
     (folder / "piqa.jsonl").write_text('{"goal": "no solutions"}\n')
@@ -275,6 +290,17 @@ def mistakes(folder: Path) -> dict[str, tuple[Evaluation, str]]:
         ),
         "other data": (Evaluation(run, tasks=["piqa"], task_data=folder), "task piqa: its data cannot be used: "),
         "own without data": (Evaluation(run, tasks=[str(own)]), "there is no file "),
+        "no documents": (Evaluation(run, tasks=["openbookqa"], task_data=folder), "its data hold no document"),
+        **{
+            name: (Evaluation(run, tasks=[str(folder / each) for each in files]), message)
+            for name, files, message in [
+                ("no data files", ["number.yaml"], "dataset_kwargs.data_files must map a split to a file"),
+                ("no such split", ["split.yaml"], "test_split=val has no file under dataset_kwargs.data_files"),
+                ("unknown metric", ["foreign.yaml"], "metric wiki_split is none of the harness's own"),
+                ("metric to load", ["loaded.yaml"], "metric acc is none of the harness's own, and none is fetched"),
+                ("two of a name", ["again.yaml", "other.yaml"], "again.yaml are both called own; change `task` in one"),
+            ]
+        },
         "from a network": (Evaluation(run, tasks=[str(hub)]), "is no local file's kind; use json or parquet"),
     }
 

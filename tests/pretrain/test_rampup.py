@@ -1,7 +1,7 @@
 import pytest
 
 from pretrain.config import RampupSettings, TrainSettings
-from pretrain.rampup import batch_size, batch_sizes, samples_of, steps_by_batch
+from pretrain.rampup import batch_size, batch_sizes, consumed_before, samples_of, steps_by_batch
 
 
 def settings(start: int, increment: int, samples: int, global_batch: int) -> TrainSettings:
@@ -47,6 +47,7 @@ def test_steps_are_counted_as_they_come(train: TrainSettings, consumed: int) -> 
         assert [batch for batch, count in stretches for _ in range(count)] == taken[:steps]
         assert all(count > 0 for _, count in stretches)
         assert samples_of(steps, train, consumed) == sum(taken[:steps])
+        assert consumed_before(steps, train, consumed + sum(taken[:steps])) == consumed
 
 
 def test_no_ramp_is_one_size() -> None:
@@ -54,3 +55,9 @@ def test_no_ramp_is_one_size() -> None:
     assert batch_size(0, WITHOUT) == 8
     assert batch_sizes(CASES[0]) == [32, 64, 96, 128]
     assert samples_of(-3, WITHOUT) == 0
+
+
+def test_what_no_step_leads_to_is_counted_back_by_the_next_ones_size() -> None:
+    train = settings(8, 8, 100, 16)  # from 100 on 16, before that 8: nothing leads to 108 to 115
+    assert consumed_before(1, train, 110) == 94
+    assert consumed_before(2, train, 110) == 86

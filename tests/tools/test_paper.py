@@ -51,6 +51,14 @@ def test_theirs_stand_beside_ours_and_what_did_not_run_stays_empty(tmp_path: Pat
     assert (unstated.ours, list(unstated.remarks)) == (2.0, ["tokenizer: theirs is not stated"])
 
 
+def test_tokens_of_a_growing_batch_are_counted_as_they_come(tmp_path: Path) -> None:
+    tree = content()
+    tree["settings"] |= {"train.micro_batch": 2, "train.rampup.start": 2, "train.rampup.increment": 2}
+    tree["settings"]["train.rampup.samples"] = 6  # 3 steps of 2 samples, then 5 of 4
+    row = rows_of(target(grid=write_grid(tmp_path, tree).name), tmp_path, {})[0]
+    assert row.tokens == (3 * 2 + 5 * 4) * 32
+
+
 def test_seeds_are_averaged(tmp_path: Path) -> None:
     tree = content()
     tree["stages"] = {"seeds": {"vary": {"train.seed": [2, 3, 4]}}}

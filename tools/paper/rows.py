@@ -11,6 +11,7 @@ from pretrain.checkpoint import store
 from pretrain.data.manifest import NO_TOKENIZER, load_manifest
 from pretrain.errors import UserError
 from pretrain.inspect_checkpoint import find_checkpoint, recorded_config
+from pretrain.rampup import samples_of
 from tools.paper.targets import TOKENIZERS, Target
 from tools.sweep.curves import read_curves
 from tools.sweep.data import existing_data, tokenizer_of
@@ -108,7 +109,7 @@ def _row(target: Target, grid: Grid, label: str, members: Sequence[Planned], giv
         ours=statistics.fmean(values) if values else None,
         spread=statistics.stdev(values) if len(values) > 1 else None,
         bits_per_byte=statistics.fmean(bits) if bits and len(bits) == len(found) else None,
-        tokens=config.train.steps * config.train.global_batch * config.model.sequence_length,
+        tokens=samples_of(config.train.steps, config.train) * config.model.sequence_length,
         remarks=[remark for remark in remarks if remark],
     )
 

@@ -14,6 +14,7 @@ GPT2 = GivenVocabulary(vocab_size=50257, eod_id=50256)
 """The tokenizer of nanoGPT's scripts: what they append to every document is GPT-2's end of text."""
 
 _AT_ONCE = 1 << 26
+_WIDER_SHOWS = 128  # bytes from which on text that has a 0 at every second place is none
 
 
 def import_nanogpt(train: Sequence[Path], validation: Sequence[Path], settings: Import) -> Manifest:
@@ -29,6 +30,12 @@ def import_nanogpt(train: Sequence[Path], validation: Sequence[Path], settings: 
     """
     if not isinstance(settings.vocabulary, GivenVocabulary):
         raise UserError("nanoGPT's files have no sentencepiece tokens: give --vocab-size and --eod-id, not --tokenizer")
+    files = [file.resolve() for file in (*train, *validation)]
+    for number, file in enumerate(files):
+        if file in files[:number]:
+            raise UserError(
+                f"{file} is given twice, so that its documents would be repeated or held out and trained on"
+            )
     eod_id = settings.vocabulary.eod_id
     corpora = [_read(file, eod_id, False if validation else None) for file in train]
     corpora += [_read(file, eod_id, True) for file in validation]
@@ -42,6 +49,8 @@ def _read(file: Path, eod_id: int, held_out: bool | None) -> Corpus:
     if not size or size % 2:
         raise UserError(f"{file} has {size} bytes, which are no uint16 tokens")
     tokens = np.memmap(file, dtype="<u2", mode="r")
+    if size >= _WIDER_SHOWS and not tokens[1 : _WIDER_SHOWS // 2 : 2].any():
+        raise UserError(f"{file} holds wider numbers: every second uint16 is 0; write its tokens as uint16")
     ends = _ends(tokens, eod_id)
     if not len(ends):
         raise UserError(f"{file} holds no token {eod_id}, which should end its documents; is it the right --eod-id?")

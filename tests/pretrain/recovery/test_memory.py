@@ -35,6 +35,14 @@ def test_the_window_holds_the_spike_and_what_is_around_it_but_nothing_that_stays
     assert window(config("spikes.skip_before=0", "spikes.skip_after=0"), at(100), at(50), 101) == (100 * BATCH, BATCH)
 
 
+def test_the_window_counts_back_over_the_steps_of_a_ramp() -> None:
+    ramp = ["train.rampup.start=8", "train.rampup.increment=8", "train.rampup.samples=80"]
+    rising = config("spikes.skip_before=2", "spikes.skip_after=1", *ramp)
+    # 10 steps of 8 samples, then 16: the spike of step 12, and the steps 10 to 13.
+    spike, target = TrainState(step=11, consumed_samples=96), TrainState(step=5, consumed_samples=40)
+    assert window(rising, spike, target, onset=12) == (72, 8 + 3 * 16)
+
+
 def test_the_window_lies_over_draws_of_which_some_are_left_out_already() -> None:
     spike = at(100)
     spike.data.skip(95 * BATCH, 8 * BATCH, 0)

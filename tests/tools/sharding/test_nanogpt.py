@@ -59,6 +59,14 @@ def test_without_a_val_bin_a_share_is_held_out_and_a_cut_file_gets_its_end(tmp_p
         (b"", "train.bin has 0 bytes, which are no uint16 tokens"),
         (b"abc", "train.bin has 3 bytes, which are no uint16 tokens"),
         (bytes(8), "holds no token 50256, which should end its documents"),
+        (
+            np.arange(EOT - 40, EOT + 1, dtype="<u4").tobytes(),
+            "train.bin holds wider numbers: every second uint16 is 0",
+        ),
+        (
+            np.arange(EOT - 40, EOT + 1, dtype="<i8").tobytes(),
+            "train.bin holds wider numbers: every second uint16 is 0",
+        ),
     ],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
@@ -66,3 +74,9 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes | None, message:
         (tmp_path / "train.bin").write_bytes(content)
     with pytest.raises(UserError, match=message):
         run(tmp_path / "out", str(tmp_path / "train.bin"))
+
+
+def test_a_file_is_not_both_trained_on_and_held_out(tmp_path: Path) -> None:
+    names = [str(write(tmp_path / f"{name}.bin", documents_of(7, 9))) for name in ("train", "val")]
+    with pytest.raises(UserError, match=r"val\.bin is given twice"):
+        run(tmp_path / "out", *names, "--validation", names[1])
