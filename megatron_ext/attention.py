@@ -16,7 +16,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from megatron_ext.context import Attend, DocumentRuns, attend_by_chunk, attend_by_run, bounds_of, gather_keys, own_part
 from megatron_ext.documents import Documents
-from megatron_ext.retraction import compute_dtype
+from megatron_ext.kernels.eager import compute_dtype
 
 # What the kernels of flash attention take.
 _FLASH_HEAD_DIM, _FLASH_HEAD_DIM_MULTIPLE = 256, 8
@@ -94,6 +94,9 @@ class ScaledDotProductAttention(nn.Module):
             raise ValueError("ScaledDotProductAttention takes whole sequences or Documents: no bias, cache or packing")
         if self.cp_group is not None:
             key, value = gather_keys(key, value, self.cp_group)
+        if key.is_contiguous():
+            # It was turned or normed, and so were the queries: a view of all three would keep what they were, too.
+            value = value.contiguous()
         if self.observer is not None:
             self.observer(self, query, key, packed_seq_params)
         dropout = self.dropout if self.training else 0.0

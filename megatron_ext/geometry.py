@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from megatron_ext.attention import ScaledDotProductAttention, largest_logit
 from megatron_ext.context import DocumentRuns
 from megatron_ext.documents import Documents
+from megatron_ext.kernels.eager import compute_dtype
 from megatron_ext.residual import SUBLAYERS, Residual
-from megatron_ext.retraction import compute_dtype
 
 
 @dataclass(frozen=True)

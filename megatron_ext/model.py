@@ -11,8 +11,10 @@ from megatron.core.models.gpt import GPTModel
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
+from megatron_ext.backends import BACKENDS, Backend
 from megatron_ext.head import add_output_bias, cross_entropy_with_z_loss, mask_padding, padded_vocab_size
 from megatron_ext.initialize import Initialization, initialize
+from megatron_ext.kernels.config import KernelConfig
 from megatron_ext.norms import NORM_NAMES
 from megatron_ext.schemes import residual_block_spec, scheme_of, with_defaults
 from megatron_ext.schemes.scheme import Matrix
@@ -105,7 +107,7 @@ def mark_partial_gradients(model: GPTModel) -> None:
 def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: torch.dtype) -> TransformerConfig:
     """Megatron-core's configuration of the model.
 
-    Fused kernels stay off: without Transformer Engine or Apex they are absent, and the rest brings no gain here.
+    Its fused kernels stay off: without Transformer Engine or Apex they are absent, or ours stand in their place.
 
     Raises:
         ValueError: sizes that cannot be divided as asked.
@@ -116,7 +118,8 @@ def transformer_config(model: ModelSettings, parallel: ParallelSettings, dtype: 
     _require_divisible("model.num_query_groups", groups, "parallel.tp", parallel.tp)
     _require_divisible("model.ffn_hidden_size", model.ffn_hidden_size, "parallel.tp", parallel.tp)
     _require_divisible("model.num_layers", model.num_layers, "parallel.pp * parallel.vpp", parallel.pp * parallel.vpp)
-    return TransformerConfig(
+    return KernelConfig(
+        kernels=model.kernels,
         num_layers=model.num_layers,
         hidden_size=model.hidden_size,
         num_attention_heads=model.num_attention_heads,
@@ -190,8 +193,11 @@ def build_model(
     if unigram and token_counts is None and not on_meta:
         raise ValueError("model.output_bias is 'unigram': give token_counts, or choose 'learned' or 'none'")
     config = transformer_config(model, parallel, dtype)
+    # Shapes are the same in every backend.
+    backend = BACKENDS["local" if on_meta else model.backend]
+    config.use_cpu_initialization = not backend.makes_on_gpu
     with torch.device(device):
-        stage = _stage(model, config, model.vocab_size, vp_stage)
+        stage = _stage(model, config, model.vocab_size, vp_stage, backend)
     if not on_meta:
         how = Initialization(
             seed=seed,
@@ -209,11 +215,13 @@ def _matrix_std(model: ModelSettings, config: TransformerConfig) -> Callable[[st
     return lambda name, shape: scheme.initial_std(Matrix(name, shape, model.init_std, config, settings))
 
 
-def _stage(model: ModelSettings, config: TransformerConfig, vocab_size: int, vp_stage: int | None) -> ResidualGPTModel:
+def _stage(
+    model: ModelSettings, config: TransformerConfig, vocab_size: int, vp_stage: int | None, backend: Backend
+) -> ResidualGPTModel:
     """This pipeline stage, with whatever happens to be in its parameters."""
     return ResidualGPTModel(
         config=config,
-        transformer_layer_spec=residual_block_spec(config, model.residual, vp_stage=vp_stage),
+        transformer_layer_spec=residual_block_spec(config, model.residual, vp_stage=vp_stage, backend=backend),
         vocab_size=padded_vocab_size(vocab_size, config.tensor_model_parallel_size),
         max_sequence_length=model.sequence_length,
         pre_process=parallel_state.is_pipeline_first_stage(ignore_virtual=vp_stage is None, vp_stage=vp_stage),

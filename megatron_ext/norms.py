@@ -5,6 +5,10 @@ from typing import Any
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from megatron_ext.kernels import Choice, row_kernels_of
+from megatron_ext.kernels.config import choice_in
 
 
 def mark_replicated(module: nn.Module, config: TransformerConfig) -> None:
@@ -18,11 +22,38 @@ def mark_replicated(module: nn.Module, config: TransformerConfig) -> None:
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's RMSNorm with a gain."""
+    """torch's RMSNorm with a gain; it keeps its input and one number a row for the backward pass on any device."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5) -> None:
         super().__init__(hidden_size, eps=eps, dtype=config.params_dtype)
+        self.kernels = choice_in(config)
         mark_replicated(self, config)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Same shape and type."""
+        if x.device.type != "cpu":
+            return super().forward(x)
+        # On the CPU torch's own keeps fp32 copies.
+        result: Tensor = _RMSNorm.apply(x, self.weight, self.eps, self.kernels)  # type: ignore[no-untyped-call]
+        return result
+
+
+class _RMSNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, gain: Tensor, eps: float, choice: Choice) -> Tensor:
+        ctx.kernels = row_kernels_of(choice, x)
+        result, factor = ctx.kernels.norm(x.reshape(-1, x.shape[-1]), gain, eps)
+        ctx.save_for_backward(x, gain, factor)
+        normed: Tensor = result.view(x.shape)
+        return normed
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, gain, factor = ctx.saved_tensors
+        rows = (tensor.reshape(-1, x.shape[-1]) for tensor in (grad, x))
+        grad_x, grad_gain = ctx.kernels.norm_back(*rows, gain, factor)
+        return grad_x.view(x.shape), grad_gain, None, None
 
 
 class LayerNorm(nn.LayerNorm):

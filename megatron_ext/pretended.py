@@ -97,7 +97,7 @@ class _FusedAttention(torch.autograd.Function):
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """What torch's fused RMSNorm on a GPU keeps: its input and one fp32 number a row."""
+    """What torch's RMSNorm on a GPU and ours on a CPU keep: the input and one fp32 number a row."""
 
     @staticmethod
     def forward(ctx: Any, states: Tensor, gain: Tensor) -> Tensor:
@@ -126,6 +126,6 @@ def _fused_rms_norm(states: Tensor, shape: Any, weight: Tensor, eps: float | Non
 
 KERNELS: Mapping[Target, Mapping[Any, Callable[..., Any]]] = {
     "cuda": {F.scaled_dot_product_attention: _fused_attention, F.rms_norm: _fused_rms_norm},
-    "cpu": {F.scaled_dot_product_attention: _attention_on_cpu},
+    "cpu": {F.scaled_dot_product_attention: _attention_on_cpu, F.rms_norm: _fused_rms_norm},
 }
 """By target, the functions whose own code on the meta device keeps something else than the target's kernel."""

@@ -80,14 +80,18 @@ class Residual(nn.Module):
 
         def bias_dropout_add(output_with_bias: tuple[Tensor, Tensor | None], state: Tensor, dropout: float) -> Tensor:
             output, bias = output_with_bias
-            update = F.dropout(output if bias is None else output + bias, dropout, training)
-            increment = self.increment(state, update)
-            new_state = self.join(state, increment)
-            if self.observer is not None:
-                self.observer(self, state, increment, new_state)
-            return new_state
+            return self.take(state, output, bias, dropout if training else 0.0)
 
         return bias_dropout_add
+
+    def take(self, state: Tensor, output: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+        """The new state from a sublayer's output, its bias [hidden] and the share of elements to drop; tells the
+        observer."""
+        increment = self.increment(state, F.dropout(output if bias is None else output + bias, dropout))
+        new_state = self.join(state, increment)
+        if self.observer is not None:
+            self.observer(self, state, increment, new_state)
+        return new_state
 
 
 class Observer(Protocol):

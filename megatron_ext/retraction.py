@@ -13,18 +13,28 @@ Retraction Normalizations, arXiv 2608.02668 (the family). The factors of x and v
 nothing is divided by |v|, and u = 0 is an ordinary point.
 """
 
-import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from megatron_ext.angle import Angle, angle_of, slope_in_scale
+from megatron_ext.kernels import EAGER, Branch, Choice, Kernels, Turn, kernels_of
+from megatron_ext.kernels.eager import compute_dtype, dot, inverse_of
+from megatron_ext.kernels.step import Retraction
 
 StepSizeDecay = Callable[[int, int], float]
+
+__all__ = [
+    "LARGEST_SAFE_ANGLE",
+    "SMALLEST_SAFE_BOUND",
+    "STEP_SIZE_DECAYS",
+    "Retraction",
+    "project_to_sphere",
+    "retract",
+    "tangent",
+]
 
 STEP_SIZE_DECAYS: dict[str, StepSizeDecay] = {
     "harmonic": lambda index, count: 1.0 / index,
@@ -43,28 +53,6 @@ SMALLEST_SAFE_BOUND = 0.1
 bf16 output that differs from its input by little more than rounding no longer shows."""
 
 
-@dataclass(frozen=True)
-class Retraction:
-    """Which step along the sphere.
-
-    Attributes:
-        power: p > 0 of the family; inf is the exponential map.
-        max_angle: largest angle of a step in radians; None leaves it free (the exponential map wraps round beyond pi).
-        save: what the backward pass keeps beside the state: the ``update``, or the ``output``, which the next sublayer
-            keeps anyway. ``output`` needs angles below :data:`LARGEST_SAFE_ANGLE`, bounded by no less than
-            :data:`SMALLEST_SAFE_BOUND`, and a constant step size and scale.
-    """
-
-    power: float = math.inf
-    max_angle: float | None = None
-    save: Literal["update", "output"] = "update"
-
-
-def compute_dtype(tensor: Tensor) -> torch.dtype:
-    """The type to calculate in: fp64 for fp64 storage, else fp32."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
-
-
 def tangent(state: Tensor, update: Tensor) -> Tensor:
     """The part of `update` orthogonal to `state`, row by row: u - (<x, u> / |x|^2) x.
 
@@ -76,18 +64,44 @@ def tangent(state: Tensor, update: Tensor) -> Tensor:
         [..., hidden] in fp32 (fp64 for fp64 states).
     """
     dtype = compute_dtype(state)
-    parts = _decompose(state.to(dtype), update.to(dtype))
-    return torch.where(parts.inverse_squared_norm > 0, parts.tangent, 0.0)
+    x, u = state.to(dtype), update.to(dtype)
+    inverse = inverse_of(dot(x, x))
+    return torch.where(inverse > 0, u - dot(x, u) * inverse * x, 0.0)
 
 
 def project_to_sphere(state: Tensor, radius: float | Tensor) -> Tensor:
-    """Scale every row of `state` [..., hidden] to norm `radius`; same shape and type. A row of zeros stays zero."""
-    x = state.to(compute_dtype(state))
-    squared_norm = x.square().sum(-1, keepdim=True)
-    safe = squared_norm.clamp_min(torch.finfo(x.dtype).tiny)
-    # A row of zeros has no direction: its scale, and with it its gradient, is zero.
-    scale = torch.where(squared_norm > 0, radius * safe.rsqrt(), 0.0)
-    return (x * scale).to(state.dtype)
+    """Scale every row of `state` [..., hidden] to norm `radius`; same shape and type. A row of zeros stays zero.
+
+    `radius` is a number, or a tensor that spreads over the rows' [..., 1]; it gets a gradient. Of the hidden width only
+    the result is kept for the backward pass.
+    """
+    result: Tensor = _Project.apply(state, radius)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Project(torch.autograd.Function):
+    """y = radius x / |x|: dx = radius / |x| (g - <g, e> e), dradius = <g, e>, with the direction e = y / radius."""
+
+    @staticmethod
+    def forward(ctx: Any, state: Tensor, radius: float | Tensor) -> Tensor:
+        x = state.to(compute_dtype(state))
+        # A row of zeros has no direction: its scale, and with it its gradient, is zero.
+        scale = radius * inverse_of(dot(x, x)).sqrt()
+        projected = (x * scale).to(state.dtype)
+        ctx.save_for_backward(projected, scale, radius if isinstance(radius, Tensor) else None)
+        ctx.radius = None if isinstance(radius, Tensor) else radius
+        return projected
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None]:
+        projected, scale, radius = ctx.saved_tensors
+        length = torch.full_like(scale, ctx.radius) if radius is None else radius.to(scale.dtype)
+        g = grad.to(scale.dtype)
+        direction = projected.to(scale.dtype) * torch.where(length > 0, 1 / length, 0.0)
+        radial = dot(g, direction)
+        grad_state = (scale * (g - radial * direction)).to(projected.dtype)
+        return grad_state, radial.sum_to_size(radius.shape).to(radius.dtype) if ctx.needs_input_grad[1] else None
 
 
 def retract(
@@ -96,6 +110,11 @@ def retract(
     step_size: float | Tensor,
     retraction: Retraction,
     angle_scale: float | Tensor = 1.0,
+    *,
+    bias: Tensor | None = None,
+    kept: Tensor | None = None,
+    dropout: float = 0.0,
+    kernels: Choice = "eager",
 ) -> Tensor:
     """Move `state` along the sphere by `step_size` times the tangent part of `update` (the module's formula).
 
@@ -108,108 +127,96 @@ def retract(
         step_size: alpha, dimensionless, > 0; a tensor of one element gets a gradient.
         retraction: which member of the family, its clamp, and what the backward pass keeps.
         angle_scale: s, dimensionless, > 0; a tensor of one element gets a gradient.
+        bias: [hidden], added to `update` before anything else; gets a gradient.
+        kept: bool, shape of `update`: then dropout sets the other elements to zero and scales by 1 / (1 - dropout).
+        dropout: share of elements that `kept` was drawn to leave out.
+        kernels: which implementation, see :mod:`megatron_ext.kernels`.
 
     Returns:
         The new state, shape and type of `state`.
 
     Raises:
-        ValueError: `save` is "output" with a step size or scale that needs a gradient.
+        ValueError: `save` is "output" with a step size or scale that needs a gradient, or these kernels cannot run.
     """
     learned = any(isinstance(number, Tensor) and number.requires_grad for number in (step_size, angle_scale))
     if learned and retraction.save == "output":
         raise ValueError("save='output' gives no usable gradient to a learned step size or angle scale; use 'update'")
-    result: Tensor = _Retract.apply(state, update, step_size, angle_scale, retraction)  # type: ignore[no-untyped-call]
+    how = _How(retraction, dropout, kernels)
+    result: Tensor = _Retract.apply(state, update, bias, kept, step_size, angle_scale, how)  # type: ignore[no-untyped-call]
     return result
 
 
-class _Decomposition(NamedTuple):
-    """Row-wise quantities of a state and an update; scalars are [..., 1]."""
-
-    inverse_squared_norm: Tensor  # 1 / r^2; 0 for a row of zeros
-    inner: Tensor  # <x, u>
-    tangent: Tensor  # v; u itself for a row of zeros
-
-
-def _decompose(x: Tensor, u: Tensor) -> _Decomposition:
-    squared_norm = x.square().sum(-1, keepdim=True)
-    tiny = torch.finfo(x.dtype).tiny
-    inverse = torch.where(squared_norm > tiny, 1 / squared_norm.clamp_min(tiny), 0.0)
-    inner = _dot(x, u)
-    return _Decomposition(inverse, inner, u - (inner * inverse) * x)
-
-
-def _angle_of_live_rows(q: Tensor, retraction: Retraction, scale: float | Tensor, inverse: Tensor) -> Angle:
-    """C, S and their slopes, with C = S = 0 in the rows of zeros: neither a value nor a gradient passes there."""
-    angle = angle_of(q, retraction.power, scale, retraction.max_angle)
-    live = (inverse > 0).to(q.dtype)
-    return angle._replace(cosine=live * angle.cosine, sine=live * angle.sine)
-
-
 class _Retract(torch.autograd.Function):
-    """The step with its closed-form backward (derived in the comments of `backward`)."""
+    """The step with its closed-form backward pass, by whatever implementation was chosen."""
 
     @staticmethod
     def forward(
         ctx: Any,
         state: Tensor,
-        update: Tensor,
+        output: Tensor,
+        bias: Tensor | None,
+        kept: Tensor | None,
         step_size: float | Tensor,
         angle_scale: float | Tensor,
-        retraction: Retraction,
+        how: "_How",
     ) -> Tensor:
+        ctx.kernels = kernels_of(how.kernels, state)
         dtype = compute_dtype(state)
-        x = state.to(dtype)
-        alpha, scale = _number(step_size, dtype), _number(angle_scale, dtype)
-        inverse, inner, v = _decompose(x, update.to(dtype))
-        q = alpha**2 * v.square().sum(-1, keepdim=True) * inverse
-        angle = _angle_of_live_rows(q, retraction, scale, inverse)
-        output: Tensor = (angle.cosine * x + (alpha * angle.sine) * v).to(state.dtype)
-        ctx.save_for_backward(state, update if retraction.save == "update" else output, inverse, inner, q)
-        ctx.alpha, ctx.scale, ctx.retraction = alpha, scale, retraction
-        ctx.update_dtype = update.dtype
-        return output
+        ctx.turn = Turn(_number(step_size, dtype), _number(angle_scale, dtype), how.retraction)
+        rows = _rows_for(ctx.kernels)
+        branch = Branch(rows(output), bias, None if kept is None else rows(kept), how.dropout)
+        step = ctx.kernels.step(rows(state), branch, ctx.turn)
+        new_state: Tensor = _in_shape(step.state, state.shape)
+        known = output if how.retraction.save == "update" else new_state
+        ctx.save_for_backward(state, known, bias, kept, *step[1:])
+        ctx.how, ctx.output_dtype = how, output.dtype
+        return new_state
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        state, kept, inverse, inner, q = ctx.saved_tensors
-        alpha, scale, retraction = ctx.alpha, ctx.scale, ctx.retraction
-        x, g = state.to(q.dtype), grad.to(q.dtype)
-        angle = _angle_of_live_rows(q, retraction, scale, inverse)
-        if retraction.save == "update":
-            u = kept.to(q.dtype)
-            v = u - (inner * inverse) * x
-        else:
-            step = torch.where(inverse > 0, 1 / (alpha * angle.sine), 0.0)
-            v = step * (kept.to(q.dtype) - angle.cosine * x)
-            u = v + (inner * inverse) * x
-        grad_x, grad_v = _dot(g, x), _dot(g, v)
-        # h = dL/dq, through C and S; q depends on v and on r.
-        h = angle.cosine_slope * grad_x + alpha * angle.sine_slope * grad_v
-        # G = dL/dv; v depends on u and, through the projection, on x.
-        grad_tangent = (alpha * angle.sine) * g + (2 * alpha**2 * h * inverse) * v
-        along = _dot(x, grad_tangent) * inverse
-        grad_update = grad_tangent - along * x
-        grad_state = (
-            angle.cosine * g
-            + (2 * inner * inverse * along - 2 * q * h * inverse) * x
-            - along * u
-            - (inner * inverse) * grad_tangent
+        state, known, bias, kept, *numbers = ctx.saved_tensors
+        rows = _rows_for(ctx.kernels)
+        known = Branch(rows(known))
+        mask = None if kept is None else rows(kept)
+        if ctx.how.retraction.save == "update":
+            known = Branch(known.output, bias, mask, ctx.how.dropout)
+        gradients = ctx.kernels.step_back(
+            rows(grad), rows(state), known, tuple(numbers), ctx.turn, tuple(ctx.needs_input_grad[4:6])
         )
-        grad_alpha = grad_scale = None
-        if ctx.needs_input_grad[2]:
-            grad_alpha = (angle.sine * grad_v + 2 * q * h / alpha).sum().view(1)
-        if ctx.needs_input_grad[3]:
-            # dC/ds = -sin(theta) phi and dS/ds = cos(theta) phi / beta, where the angle still grows.
-            slope = slope_in_scale(q, retraction.power, scale, retraction.max_angle)
-            grad_scale = (slope * (alpha * angle.cosine * grad_v - q * angle.sine * grad_x)).sum().view(1)
-        return grad_state.to(state.dtype), grad_update.to(ctx.update_dtype), grad_alpha, grad_scale, None
+        of_output = gradients.update.to(ctx.output_dtype)
+        if mask is not None:
+            of_output = torch.where(mask, of_output * (1 / (1 - ctx.how.dropout)), 0.0)
+        of_bias = _rows(of_output).sum(0, dtype=numbers[0].dtype).to(bias.dtype) if ctx.needs_input_grad[2] else None
+        return (
+            *(_in_shape(gradients.state, state.shape), _in_shape(of_output, state.shape), of_bias, None),
+            *(None if sum_ is None else sum_.view(1) for sum_ in gradients[2:]),
+            None,
+        )
+
+
+class _How(NamedTuple):
+    retraction: Retraction
+    dropout: float
+    kernels: Choice
+
+
+def _rows_for(kernels: Kernels) -> Callable[[Tensor], Tensor]:
+    """How to hand over [..., hidden]: the eager kernels take it as it is.
+
+    The new state then is no view, which Megatron-core would replace, at the cost of a break in a compiled layer.
+    """
+    return (lambda tensor: tensor) if kernels is EAGER else _rows
+
+
+def _in_shape(tensor: Tensor, shape: torch.Size) -> Tensor:
+    return tensor if tensor.shape == shape else tensor.view(shape)
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.reshape(-1, tensor.shape[-1])
 
 
 def _number(value: float | Tensor, dtype: torch.dtype) -> Any:
     """A factor for fp32 or fp64 arithmetic: a plain number, or a detached tensor of one element."""
-    return value.detach().to(dtype) if isinstance(value, Tensor) else value
-
-
-def _dot(a: Tensor, b: Tensor) -> Tensor:
-    return (a * b).sum(-1, keepdim=True)
+    return value.detach().to(dtype).view(1) if isinstance(value, Tensor) else value

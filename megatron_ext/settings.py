@@ -82,10 +82,17 @@ class ModelSettings:
             attention weights, and every sublayer's output before it joins the stream.
         z_loss: adds z_loss * log(Z)^2 to the training objective of every token, Z the sum of its exponentiated logits
             (PaLM, arXiv 2204.02311, takes 1e-4); 0 is off. The reported loss stays the cross-entropy alone.
+        backend: of linear layers and attention: ``local`` is Megatron-core's own with torch's kernels, ``te`` NVIDIA's
+            Transformer Engine, which must be installed, on GPUs. ``te`` has NOT RUN yet: compare its first losses.
         init_std: standard deviation of the initial weights; residual.output_init scales the output projections'.
         recompute: ``full`` keeps only each layer's input and recomputes the rest in the backward pass; ``selective``
             recomputes the MLPs alone, which keep most. (Elsewhere the word may mean attention, whose large matrices do
             not exist here: arXiv 2205.05198.)
+        kernels: implementation of retraction, SwiGLU and, on a CPU, RMSNorm: ``triton`` (NVIDIA's GPUs), ``compiled``
+            (torch.compile; on a CPU it needs a C++ compiler, and is ``eager`` with a warning where there is none),
+            ``eager`` (torch's operations one by one), or ``auto``: triton on a GPU, else eager. They differ in the
+            last digits, so a run is only reproduced bit for bit by the one that it began with. Within layers that
+            train.compile compiles whole, the compiler sees the eager ones and fuses them itself.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = _FORBID_UNKNOWN
@@ -108,8 +115,10 @@ class ModelSettings:
     output_bias: Literal["unigram", "learned", "none"] = "unigram"
     dropout: float = 0.0
     z_loss: float = 0.0
+    backend: Literal["local", "te"] = "local"
     init_std: float = 0.02
     recompute: Literal["none", "selective", "full"] = "none"
+    kernels: Literal["auto", "eager", "compiled", "triton"] = "auto"
     residual: ResidualSettings = field(default_factory=ResidualSettings)
 
 

@@ -9,6 +9,7 @@ from pretrain.config import Config
 from pretrain.data.manifest import canonical_json
 from pretrain.datasets import Facts
 from pretrain.errors import SharedError
+from pretrain.rampup import batch_sizes
 from pretrain.state import TrainState
 
 
@@ -31,7 +32,7 @@ class Beginning:
     @classmethod
     def of(cls, config: Config, facts: Facts, state: TrainState, locked: bool) -> "Beginning":
         """This rank's."""
-        upcoming = [config.train.seed, config.train.global_batch, state.consumed_samples, asdict(state.data)]
+        upcoming = [config.train.seed, batch_sizes(config.train), state.consumed_samples, asdict(state.data)]
         return cls(
             locked=locked,
             step=state.step,

@@ -142,6 +142,42 @@ def _inspect(given: Namespace) -> None:
     run_inspection(asked)
 
 
+def _evaluated(parser: ArgumentParser) -> None:
+    _of_a_checkpoint(parser)
+    text = "UTF-8, a document each, or .jsonl, a document a line in its field text"
+    parser.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE", help=text)
+    parser.add_argument("--shards", nargs="+", default=[], metavar="MANIFEST", help="data of the model's tokenizer")
+    parser.add_argument("--split", choices=["validation", "train"], default="validation", help="of the shards")
+    parser.add_argument("--samples", type=_positive, metavar="N", help="at most so many of each data set (default all)")
+    tasks = "tasks of lm-evaluation-harness: names of the ready list, paper for all of it, or YAML files"
+    parser.add_argument("--tasks", nargs="+", default=[], metavar="TASK", help=tasks)
+    parser.add_argument("--task-data", type=Path, metavar="DIR", help="folder of the ready tasks' files")
+    parser.add_argument("--limit", type=_positive, metavar="N", help="documents of each task at most (default all)")
+    parser.add_argument("--precision", choices=["bf16", "fp32"], help="to compute in (default: the run's)")
+    parser.add_argument("--micro-batch", type=_positive, metavar="N", help="sequences at a time (default: the run's)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _evaluate(given: Namespace) -> None:
+    from pretrain.evaluate_checkpoint import Evaluation, run_evaluation
+
+    asked = Evaluation(
+        path=given.checkpoint,
+        texts=given.text,
+        shards=given.shards,
+        split=given.split,
+        samples=given.samples,
+        tasks=given.tasks,
+        task_data=given.task_data,
+        limit=given.limit,
+        manifest=given.manifest,
+        precision=given.precision,
+        micro_batch=given.micro_batch,
+        as_json=given.json,
+    )
+    run_evaluation(asked)
+
+
 def _exported(parser: ArgumentParser) -> None:
     _of_a_checkpoint(parser)
     parser.add_argument("--to", choices=["hf"], default="hf", help="the format")
@@ -193,6 +229,7 @@ COMMANDS: Sequence[Command] = (
     Command("preflight", "one process per GPU: check the nodes of a run, within a minute", _configured, _preflight),
     Command("plan", "tell what a run takes: memory, time, disk; starts nothing, needs no GPU", _planned, _plan),
     Command("inspect", "tell what a checkpoint holds, and let its model read a text", _inspected, _inspect),
+    Command("evaluate", "measure a checkpoint: perplexity, bits per byte, zero-shot tasks", _evaluated, _evaluate),
     Command("export", "write a checkpoint as a model of Hugging Face's transformers", _exported, _export),
     Command("import", "make weights to start from of a Llama or GPT-2 of transformers", _imported, _import),
 )

@@ -116,11 +116,31 @@ class ZeroSettings(Section):
     offload_optimizer: bool = False
 
 
+class RampupSettings(Section):
+    """A global batch that grows in equal stages, as Megatron-LM's ``--rampup-batch-size``; left out, it does not.
+
+    The first steps take ``start`` samples. While the run consumes its first ``samples`` samples, ``increment`` more are
+    added time and again, after equal numbers of them, up to ``train.global_batch``.
+    """
+
+    start: int | None = Field(default=None, gt=0)
+    increment: int | None = Field(default=None, gt=0)
+    samples: int | None = Field(default=None, gt=0)
+
+
 class TrainSettings(Section):
     """Length and batch of a run.
 
+    ``steps`` counts updates, whatever their batch, as all settings in steps do. ``rampup`` starts with smaller batches;
+    the order of samples stays the same. ``python -m pretrain plan`` tells the tokens that a run then takes.
+
     ``micro_batch`` and ``global_batch`` count samples; ``seed`` decides the initial weights and the order of samples;
     ``precision`` bf16 keeps fp32 master weights and accumulates gradients in fp32.
+
+    ``compile`` runs the training passes of every transformer layer through torch.compile: one graph a layer, with
+    parallel.tp several, between its collectives. It takes a compiler and time at the start, and rounds otherwise than
+    eager passes do. Log steps, which observe the layers, and validation stay eager. Without a compiler the run says so
+    in one line and goes on without.
 
     ``init_from`` names weights to start from, in any layout, with a fresh optimizer: a checkpoint of another run, a
     run's folder (its newest one), or what ``python -m pretrain import`` made of a Hugging Face model. The model must be
@@ -130,13 +150,22 @@ class TrainSettings(Section):
     steps: int = Field(gt=0)
     micro_batch: int = Field(gt=0)
     global_batch: int = Field(gt=0)
+    rampup: RampupSettings = RampupSettings()
     seed: int = Field(default=1234, ge=0, lt=2**63)
     precision: Literal["bf16", "fp32"] = "bf16"
+    compile: bool = False
     init_from: Path | None = None
 
 
 class OptimizerSettings(Section):
-    """AdamW with linear warmup to ``lr`` and cosine decay to ``min_lr`` at the last step.
+    """AdamW; its learning rate rises linearly to ``lr`` over ``warmup_steps``, then follows ``schedule``.
+
+    ``cosine`` and ``linear`` fall to ``min_lr`` at the last step; ``constant`` stays at ``lr``. ``wsd`` (warmup,
+    stable, decay: arXiv 2404.06395) stays there until ``decay_start`` steps are completed, then falls to ``min_lr``
+    over ``decay_steps``, and stays there. With either left out the decay ends with the run; with both it is the last
+    tenth. Its ``decay_shape`` is ``linear``, ``cosine``, or ``minus_sqrt``, 1 - sqrt(progress) (arXiv 2405.18392). A
+    step is an update, whatever its batch, and the rate depends on its number alone: a checkpoint of the stable phase,
+    or of a ``constant`` run, goes on stable or in a decay, as ``train.steps`` and these settings then say.
 
     Left out, ``lr`` and ``warmup_steps`` are those of :mod:`pretrain.recipe` for the scheme, and ``min_lr`` a tenth of
     ``lr``. Norms, biases and step sizes are never decayed. ``clip`` bounds the global gradient norm; 0 turns it off.
@@ -145,6 +174,10 @@ class OptimizerSettings(Section):
     lr: float = Field(gt=0)
     min_lr: float = Field(default=0.0, ge=0)
     warmup_steps: int = Field(default=0, ge=0)
+    schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
+    decay_start: int | None = Field(default=None, ge=0)
+    decay_steps: int | None = Field(default=None, gt=0)
+    decay_shape: Literal["linear", "cosine", "minus_sqrt"] | None = None
     beta1: float = Field(default=0.9, ge=0, lt=1)
     beta2: float = Field(default=0.95, ge=0, lt=1)
     epsilon: float = Field(default=1e-8, gt=0)

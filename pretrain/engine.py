@@ -15,7 +15,7 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-from megatron_ext import ModelSettings, build_model
+from megatron_ext import ModelSettings, build_model, compile_layers, why_not_compile
 from pretrain.config import Config
 from pretrain.data.batch import MicroBatch
 from pretrain.deepspeed_compat import global_norm, initialize_zero, step_with_norm
@@ -82,6 +82,8 @@ class Engine:
             )
             for vp_stage in range(vpp)
         ]
+        if config.train.compile:
+            _compile(self.chunks, place)
         self.module = self.chunks[0] if vpp == 1 else torch.nn.ModuleList(self.chunks)
         self.templates = {
             parameter: pieces for chunk in self.chunks for parameter, pieces in sharding_templates(chunk).items()
@@ -239,6 +241,21 @@ class Engine:
         if self.place.cp_size > 1:
             micro_batches = [batch.part_of(self.place.cp_rank, self.place.cp_size) for batch in micro_batches]
         return [batch.to(self.place.device) for batch in micro_batches]
+
+
+def _compile(chunks: Sequence[torch.nn.Module], place: Place) -> None:
+    """Compile the layers, on all ranks or, where one of them cannot, on none; collective."""
+    reasons: list[str | None] = [None] * place.world_size
+    dist.all_gather_object(reasons, why_not_compile(place.device))
+    failed = [(global_rank, reason) for global_rank, reason in enumerate(reasons) if reason is not None]
+    if not failed:
+        compile_layers(chunks)
+    elif place.global_rank == 0:
+        print(
+            f"warning: train.compile: torch.compile does not work on global rank {failed[0][0]} ({failed[0][1]}); all "
+            "layers run eager; install a C++ compiler, on GPUs Triton too, or leave it out",
+            flush=True,
+        )
 
 
 def sharding_templates(module: torch.nn.Module) -> dict[torch.nn.Parameter, list[ShardedTensor]]:

@@ -13,6 +13,7 @@ from pretrain.errors import SharedError
 from pretrain.monitor.metrics import StepResult
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
+from pretrain.rampup import batch_size
 from pretrain.schedule import is_log_step
 from pretrain.state import TrainState
 from pretrain.together import Together, do_together
@@ -70,10 +71,12 @@ class Feed:
         Raises:
             UserError: a remote shard cannot be had; SharedError where there are several ranks.
         """
-        size = self._batches.global_batch
+        train = self._config.train
+        size = batch_size(state.consumed_samples, train)
+        behind = state.consumed_samples + size
         draws = state.data.draws(state.consumed_samples, size)
         last = state.step + 1 >= self._steps
-        following = None if last else state.data.draws(state.consumed_samples + size, size)
+        following = None if last else state.data.draws(behind, batch_size(behind, train))
         rows = do_together(self._together, lambda: self._ahead.take(draws, following))
         sound = agree(rows, self._place)
         self._bad += (~sound).sum().to(self._place.device)

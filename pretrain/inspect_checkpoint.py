@@ -183,8 +183,9 @@ def described(facts: dict[str, Any], record: dict[str, Any], config: Config) -> 
 
 
 def _validation(state: dict[str, Any]) -> str:
-    found = state["callbacks"].get("validation")
-    return f"loss {found['loss']:.4f} at step {found['step']}" if found else "none so far"
+    found = state["callbacks"].get("validation", {})
+    loss = found.get("loss")  # none is known before the first evaluation
+    return "none so far" if loss is None else f"loss {loss:.4f} at step {found['step']}"
 
 
 def _differences(file: Path, differences: Sequence[str]) -> list[str]:
@@ -222,7 +223,7 @@ def find_tokenizer(config: Config, record: dict[str, Any], moved_to: str | None)
         return tokenizer
     manifest = find_manifest(config, record, moved_to)
     if manifest.tokenizer_file is None:
-        raise UserError(f"--text cannot be encoded: {manifest.directory} came without a sentencepiece model")
+        raise UserError(f"text cannot be encoded: {manifest.directory} came without a sentencepiece model")
     return Tokenizer(manifest.tokenizer_file, manifest.eod_id)
 
 
@@ -287,6 +288,7 @@ def load_model(config: Config, checkpoint: Path, vocab_size: int, device: torch.
         config.model,
         vocab_size=vocab_size,
         recompute="none",
+        kernels="auto",  # the run may have had a GPU
         # Any start will do for what is loaded, and this one needs no token counts.
         output_bias="none" if config.model.output_bias == "none" else "learned",
     )

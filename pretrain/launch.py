@@ -79,7 +79,7 @@ def _read(environment: Mapping[str, str]) -> Launch:
             master_addr=environment.get("MASTER_ADDR") or _first_slurm_host(environment),
             master_port=_slurm_port(environment),
         )
-    return Launch("alone", 0, 1, 0, "127.0.0.1", _free_port())
+    return Launch("alone", 0, 1, 0, "127.0.0.1", free_port())
 
 
 def _text(environment: Mapping[str, str], name: str) -> str:
@@ -122,7 +122,8 @@ def _first_slurm_host(environment: Mapping[str, str]) -> str:
     return hosts[0]
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A TCP port of this host that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

@@ -10,6 +10,7 @@ from pretrain.data.batch import MicroBatch
 from pretrain.engine import Engine, Measured
 from pretrain.feed import Feed
 from pretrain.monitor.metrics import Metrics, StepResult
+from pretrain.rampup import batch_size
 from pretrain.resilience.pulse import Pulse
 from pretrain.resilience.wishes import Stop
 from pretrain.state import TrainState
@@ -51,13 +52,14 @@ def train(
     pulse: Pulse,
 ) -> Stop:
     """Train from ``state`` to ``config.train.steps``, or to where it is told to stop; returns why it stopped early."""
-    batch, sequence = config.train.global_batch, config.model.sequence_length
+    sequence = config.model.sequence_length
     metrics.start(state)
     while state.step < config.train.steps:
         started = time.perf_counter()
+        batch = batch_size(state.consumed_samples, config.train)
         with metrics.phases.lap("data"):
             micro_batches = feed.fetch(state)
-        pulse.begin_step()
+        pulse.begin_step(batch)
         with metrics.observe(state.step + 1), metrics.phases.lap("forward_backward"):
             loss_share = engine.forward_backward(micro_batches, state.step)
         measured = engine.measure(loss_share)

@@ -8,10 +8,11 @@ from pretrain.config import Config
 from pretrain.data.mixture import Mixture, Share, next_stage, normalized
 from pretrain.datasets import Dataset, Facts, shares_of
 from pretrain.errors import UserError
+from pretrain.rampup import samples_of
 from pretrain.state import TrainState
 
 # What may differ without changing what is computed.
-_FREE_MODEL_SETTINGS = {"model.recompute", "model.residual.save"}
+_FREE_MODEL_SETTINGS = {"model.recompute", "model.backend", "model.kernels", "model.residual.save"}
 # What decides, beside the model's settings, what is computed from which tokens.
 _FIXED_SETTINGS = {"train.seed", "data.separate_documents", "data.mode", "data.text_field"}
 
@@ -81,8 +82,8 @@ def _require_enough(config: Config, datasets: Sequence[Dataset], state: TrainSta
     """UserError when the data sets' largest numbers of epochs end before the run does."""
     if mixture.end is None:
         return
-    batch, steps = config.train.global_batch, config.train.steps
-    wanted = max(0, steps - state.step) * batch
+    steps = config.train.steps
+    wanted = samples_of(steps - state.step, config.train, state.consumed_samples)
     if not wanted or state.data.draws(state.consumed_samples + wanted - 1, 1)[0] < mixture.end:
         return
     skipped = sum(count for first, count in state.data.skipped if first < mixture.end)

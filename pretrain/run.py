@@ -5,7 +5,7 @@ import gc
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
 
-from megatron_ext import scheme_of
+from megatron_ext import scheme_of, what_backend_lacks
 from pretrain import parallel
 from pretrain.agreement import require_agreement
 from pretrain.checkpoint import store
@@ -14,8 +14,10 @@ from pretrain.config import Config, with_scheme_defaults
 from pretrain.config_file import dump_config
 from pretrain.data.ahead import ReadAhead
 from pretrain.engine import Engine
+from pretrain.errors import UserError
 from pretrain.evaluate import Validation
 from pretrain.feed import Feed, needs_tokens
+from pretrain.kernels import with_kernels
 from pretrain.launch import Launch
 from pretrain.loop import Callback, train
 from pretrain.monitor.hparams import CURVES as COMPARED
@@ -49,7 +51,9 @@ def run_training(config: Config, launch: Launch, signals: Signals, overrides: Se
     """
     check_config(config)
     check_layout(config, launch.world_size)
-    config = with_scheme_defaults(config)
+    if lacking := what_backend_lacks(config.model.backend):
+        raise UserError(f"model.backend={config.model.backend} needs {lacking}; install it or set model.backend=local")
+    config = with_kernels(with_scheme_defaults(config), loud=launch.global_rank == 0)
     start = find_start(config, launch.world_size)
     if start.state.step >= config.train.steps:
         if launch.global_rank == 0:
@@ -120,6 +124,13 @@ def train_from(config: Config, start: Start, place: Place, caretaker: Caretaker,
     return stop
 
 
+def _write_config(config: Config) -> None:
+    try:
+        (config.run.dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"run.dir={config.run.dir}: cannot write config.yaml there: {error.strerror}") from None
+
+
 def _beginning(config: Config, start: Start) -> str:
     if start.checkpoint:
         return f"resumed from {start.checkpoint}"
@@ -136,12 +147,12 @@ def _announce(config: Config, start: Start, engine: Engine, board: Board, overri
     board.settings(compared_settings(config), shown_first(overrides), COMPARED)
     if place.global_rank != 0:
         return
-    (config.run.dir / "config.yaml").write_text(dump_config(config), encoding="utf-8")
+    _write_config(config)
     print(
         f"{config.model.residual.scheme}: {parameters / 1e6:.1f} M parameters, {config.train.precision}, "
         f"{parallelism.described()} x dp {place.dp_size}, ZeRO-{config.zero.stage}"
         f"{' offloaded' if config.zero.offload_optimizer else ''}, "
-        f"{'sequence parallel, ' if parallelism.sp else ''}on {place.device.type}\n"
+        f"{'sequence parallel, ' if parallelism.sp else ''}{config.model.kernels} kernels on {place.device.type}\n"
         f"run folder {config.run.dir}, " + _beginning(config, start),
         flush=True,
     )

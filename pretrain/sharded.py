@@ -12,6 +12,7 @@ from pretrain.data.mixture import Mixture
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import MAX_OPEN_SHARDS, ShardReader
 from pretrain.data.shard_index import check_files
+from pretrain.data.text_bytes import TextBytes
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.datasets import Dataset, access, facts_of, load_datasets, require_room
 from pretrain.evaluate import HeldOut
@@ -85,7 +86,7 @@ class ShardedData:
             )
             rows = do_together(together, batches.read)
             cut = micro_batches(torch.from_numpy(rows.tokens), agree(rows, place), config.train.micro_batch)
-            found.append(HeldOut(dataset.name, dataset.weight, cut))
+            found.append(HeldOut(dataset.name, dataset.weight, cut, _text_bytes(dataset)))
         return found
 
     def callbacks(self, config: Config, board: Board, place: Place) -> list[Callback]:
@@ -100,6 +101,11 @@ class ShardedData:
     def close(self) -> None:
         """Wait for no source."""
         self._access.close()
+
+
+def _text_bytes(dataset: Dataset) -> TextBytes | None:
+    file = dataset.manifest.tokenizer_file
+    return TextBytes(Tokenizer(file, dataset.manifest.eod_id)) if file else None
 
 
 def _reader(config: Config, dataset: Dataset, split: str, place: Place, max_open: int | None = None) -> ShardReader:

@@ -16,6 +16,7 @@ from pretrain.data.places import expand_places, relative_names
 from pretrain.data.shard_bytes import Opener, require_local_shards
 from pretrain.data.stream import TextShards
 from pretrain.data.stream_batches import StreamBatches, read_held_out
+from pretrain.data.text_bytes import TextBytes
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.datasets import Facts, access
 from pretrain.errors import SharedError, UserError
@@ -120,7 +121,8 @@ class StreamedData:
         rows = do_together(
             together, lambda: read_held_out(shards, samples, length, micro_batch, place.dp_rank, place.dp_size)
         )
-        return [HeldOut(NAME, 1.0, micro_batches(torch.from_numpy(rows.tokens), agree(rows, place), micro_batch))]
+        cut = micro_batches(torch.from_numpy(rows.tokens), agree(rows, place), micro_batch)
+        return [HeldOut(NAME, 1.0, cut, TextBytes(self._tokenizer))]
 
     def callbacks(self, config: Config, board: Board, place: Place) -> list[Callback]:
         """Keep the cursors of all ranks in the state."""

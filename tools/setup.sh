@@ -155,7 +155,7 @@ install_deepspeed() { # built here, not from pip's wheel cache, so that the exte
         --no-cache-dir --force-reinstall --no-deps --no-build-isolation --use-pep517 "$1"
 }
 
-has_deepspeed() { has_cpu_extension && "$VENV/bin/python" -m pip freeze | grep -qxF "$1"; }
+has_deepspeed() { has_cpu_extension && "$VENV/bin/python" -m pip freeze | grep -xF "$1" >/dev/null; }
 
 uses_system_torch() { grep -q '^include-system-site-packages = true' "$VENV/pyvenv.cfg"; }
 

@@ -1,7 +1,7 @@
 """Turn documents into the shards that a training reads, and check such shards.
 
 ``python -m tools.shards build --input F... --tokenizer M --sequence-length L --out DIR``; ``verify``, ``inspect``,
-``merge``, ``import-megatron`` and ``index`` are told by ``--help``.
+``merge``, ``import-megatron``, ``import-nanogpt`` and ``index`` are told by ``--help``.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from tools.sharding.adopt import Adoption, adopt
 from tools.sharding.build import Building, build
 from tools.sharding.megatron import GivenVocabulary, Import, import_megatron
 from tools.sharding.merge import merge
+from tools.sharding.nanogpt import GPT2, import_nanogpt
 from tools.sharding.show import show
 from tools.verify_shards import find_faults
 
@@ -115,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--name", type=_dataset_name, default="data", help="of the data set (default: data)")
     command.add_argument("--copy", action="store_true", help="copy the tars (default: hard links where possible)")
     _add_import(commands.add_parser("import-megatron", help="shards from Megatron's .bin and .idx"))
+    _add_nanogpt(commands.add_parser("import-nanogpt", help="shards from nanoGPT's .bin of uint16, GPT-2's tokens"))
     _add_index(commands.add_parser("index", help="side indices and a manifest for token shards that others wrote"))
     return parser
 
@@ -143,6 +145,22 @@ def _add_import(command: argparse.ArgumentParser) -> None:
     _add_vocabulary_arguments(command)
     _add_target_arguments(command)
     command.add_argument("--strict", action="store_true", help="stop at the first bad document (default: drop, count)")
+
+
+def _add_nanogpt(command: argparse.ArgumentParser) -> None:
+    command.add_argument("train", type=Path, nargs="+", metavar="BIN", help="train.bin, one or several")
+    command.add_argument(
+        "--validation",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="BIN",
+        help="val.bin (default: a share of the documents)",
+    )
+    _add_vocabulary_arguments(command)
+    _add_target_arguments(command)
+    command.add_argument("--strict", action="store_true", help="stop at the first bad document (default: drop, count)")
+    command.set_defaults(vocab_size=GPT2.vocab_size, eod_id=GPT2.eod_id)
 
 
 def _add_index(command: argparse.ArgumentParser) -> None:
@@ -179,20 +197,25 @@ def _merge(options: argparse.Namespace) -> None:
     merge(options.manifests, options.out, options.name, options.copy)
 
 
-def _import(options: argparse.Namespace) -> None:
-    import_megatron(
-        Import(
-            prefix=options.prefix,
-            vocabulary=_vocabulary_of(options),
-            out=options.out,
-            layout=_layout_of(options),
-            validation_fraction=options.validation_fraction,
-            deduplicate=options.deduplicate,
-            strict=options.strict,
-            force=options.force,
-            save_seconds=options.save_every,
-        )
+def _import_of(options: argparse.Namespace) -> Import:
+    return Import(
+        vocabulary=_vocabulary_of(options),
+        out=options.out,
+        layout=_layout_of(options),
+        validation_fraction=options.validation_fraction,
+        deduplicate=options.deduplicate,
+        strict=options.strict,
+        force=options.force,
+        save_seconds=options.save_every,
     )
+
+
+def _import(options: argparse.Namespace) -> None:
+    import_megatron(options.prefix, _import_of(options))
+
+
+def _import_nanogpt(options: argparse.Namespace) -> None:
+    import_nanogpt(options.train, options.validation, _import_of(options))
 
 
 def _index(options: argparse.Namespace) -> None:
@@ -214,6 +237,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], None]] = {
     "inspect": lambda options: show(options.manifest, options.samples),
     "merge": _merge,
     "import-megatron": _import,
+    "import-nanogpt": _import_nanogpt,
     "index": _index,
 }
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Set up, then lint, type check and test. Works from any directory.
 #
-#   bash tools/test.sh                       everything but the tests marked slow or gpu, or those that need root
+#   bash tools/test.sh                       everything but the tests marked slow or gpu, or those that need root;
+#                                            those marked triton only where it is or can be installed
 #   bash tools/test.sh slow [argument ...]   the tests marked slow, and those marked gpu where CUDA is there; those
 #                                            marked slurm or container need root
 #   bash tools/test.sh argument ...          pytest's own arguments: a file, -k word, -x, -m marker
@@ -25,6 +26,13 @@ stage() { # NAME COMMAND...
 has_cuda() { python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; }
 
 has_chromium() { command -v chromium || command -v chromium-browser || command -v google-chrome; } >/dev/null
+
+has_triton() { python -c 'import triton' 2>/dev/null; }
+
+# torch's build for CUDA brings it. Its interpreter on the CPU is of use to these tests alone: no part of the set-up.
+install_triton() {
+    has_triton || { echo 'installing triton (280 MB) for its interpreter' && python -m pip install -q --no-deps triton==3.9.0; }
+}
 
 slow_tests() {
     local markers='slow or gpu' status=0
@@ -50,6 +58,7 @@ else
     [ "$(id -u)" = 0 ] || markers+=' and not slurm'
     # They drive Chromium, and install it if it is not there.
     [ "$(id -u)" = 0 ] || has_chromium || markers+=' and not browser'
+    install_triton || markers+=' and not triton'
     stage pytest python -m pytest -p tools.pytest_report -m "$markers" "$@"
 fi
 if [ ${#failed[@]} -gt 0 ]; then

@@ -2,13 +2,15 @@
 
 from importlib import import_module
 
+import torch.nn.functional as F
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
 from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules, get_num_layers_to_build
 from megatron.core.transformer.transformer_config import TransformerConfig
 
-from megatron_ext.attention import ScaledDotProductAttention
+from megatron_ext.backends import BACKENDS, Backend
+from megatron_ext.mlp import swiglu_mlp
 from megatron_ext.norms import model_norm
 from megatron_ext.schemes.layer import ResidualLayer
 from megatron_ext.schemes.scheme import Scheme
@@ -46,9 +48,11 @@ def with_defaults(residual: ResidualSettings) -> ResidualSettings:
     return scheme_of(residual).with_defaults(residual)
 
 
-def residual_layer_spec(config: TransformerConfig, residual: ResidualSettings) -> ModuleSpec:
-    """The spec of one transformer layer with the scheme that `residual` names: Megatron-core's local layer with our
-    attention kernel, and checkpoint keys that equal the parameters' names.
+def residual_layer_spec(
+    config: TransformerConfig, residual: ResidualSettings, backend: Backend = BACKENDS["local"]
+) -> ModuleSpec:
+    """The spec of one transformer layer with the scheme that `residual` names: Megatron-core's local layer with the
+    backend's linear layers and attention, and checkpoint keys that equal the parameters' names.
 
     Raises:
         ValueError: as :func:`with_defaults`.
@@ -58,9 +62,15 @@ def residual_layer_spec(config: TransformerConfig, residual: ResidualSettings) -
     spec.module = ResidualLayer
     spec.params = {"scheme": scheme, "settings": settings}
     layer, attention = spec.submodules, spec.submodules.self_attention.submodules
-    attention.core_attention = ScaledDotProductAttention
+    attention.core_attention = backend.core_attention
+    mlp = layer.mlp.submodules
+    attention.linear_qkv = mlp.linear_fc1 = backend.column_linear
+    attention.linear_proj = mlp.linear_fc2 = backend.row_linear
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = model_norm(config)
+    plain = config.activation_func_clamp_value is None and not config.glu_linear_offset
+    if plain and config.gated_linear_unit and config.activation_func is F.silu:
+        layer.mlp = swiglu_mlp(mlp)
     layer.input_layernorm = scheme.attention_norm(config, settings) or IdentityOp
     layer.pre_mlp_layernorm = scheme.mlp_norm(config, settings) or IdentityOp
     layer.self_attn_bda = layer.mlp_bda = IdentityOp  # ResidualLayer makes its own
@@ -69,7 +79,11 @@ def residual_layer_spec(config: TransformerConfig, residual: ResidualSettings) -
 
 
 def residual_block_spec(
-    config: TransformerConfig, residual: ResidualSettings, *, vp_stage: int | None = None
+    config: TransformerConfig,
+    residual: ResidualSettings,
+    *,
+    vp_stage: int | None = None,
+    backend: Backend = BACKENDS["local"],
 ) -> TransformerBlockSubmodules:
     """What a Megatron-core GPTModel takes as `transformer_layer_spec`: this stage's layers and the final norm.
 
@@ -78,7 +92,7 @@ def residual_block_spec(
     Raises:
         ValueError: as :func:`with_defaults`.
     """
-    layer = residual_layer_spec(config, residual)
+    layer = residual_layer_spec(config, residual, backend)
     count = get_num_layers_to_build(config, vp_stage)
     final_norm = scheme_of(residual).final_norm(config, with_defaults(residual))
     return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=final_norm)

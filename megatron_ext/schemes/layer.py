@@ -1,8 +1,10 @@
 """Megatron-core's transformer layer with a residual scheme."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 from torch import Tensor, nn
@@ -41,12 +43,27 @@ class ResidualLayer(TransformerLayer):  # type: ignore[misc]
         self.bias_dropout_add_exec_handler = contextlib.nullcontext
         if self.recompute_mlp and config.add_bias_linear:
             self.mlp.register_forward_hook(_give_a_copy_of_the_bias)
+        self._compiled: Callable[..., tuple[Tensor, Tensor | None]] | None = None
+
+    def compile_passes(self) -> None:
+        """From now on run training passes through torch.compile.
+
+        Evaluation and passes that are observed stay eager: so the graphs that a run makes, and the rounding that comes
+        with each, do not depend on where it was resumed.
+        """
+        self._compiled = torch.compile(super().forward)
+
+    @property
+    def _is_observed(self) -> bool:
+        return any(residual.observer is not None for residual in (self.self_attn_bda, self.mlp_bda))
 
     def forward(self, hidden_states: Tensor, *arguments: Any, **named: Any) -> tuple[Tensor, Tensor | None]:
         """Megatron-core's forward, after the stream's entry in the network's first layer."""
         if self.entry is not None:
             hidden_states = self.entry(hidden_states)
-        result: tuple[Tensor, Tensor | None] = super().forward(hidden_states, *arguments, **named)
+        eager = self._compiled is None or not self.training or self._is_observed
+        run: Any = super().forward if eager else self._compiled
+        result: tuple[Tensor, Tensor | None] = run(hidden_states, *arguments, **named)
         return result
 
 

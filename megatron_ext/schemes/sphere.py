@@ -10,6 +10,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor, nn
 
 from megatron_ext.angle import free_angle
+from megatron_ext.kernels import Branch
+from megatron_ext.kernels.config import choice_in
+from megatron_ext.kernels.eager import compute_dtype, update_of
 from megatron_ext.norms import NORM_NAMES, NORMS, learned_scalar, mark_replicated, model_norm, starting_at
 from megatron_ext.residual import Residual, Sublayer
 from megatron_ext.retraction import (
@@ -17,7 +20,6 @@ from megatron_ext.retraction import (
     SMALLEST_SAFE_BOUND,
     STEP_SIZE_DECAYS,
     Retraction,
-    compute_dtype,
     project_to_sphere,
     retract,
 )
@@ -56,10 +58,22 @@ class RetractionResidual(Residual):
         self.decay = step_size_decay(at)
         self.alpha = PositiveNumber(settings.alpha, bool(settings.learn_alpha), at.config)
         self.angle_scale = PositiveNumber(settings.angle_scale, bool(settings.learn_angle_scale), at.config)
+        self.kernels = choice_in(at.config)
 
-    def join(self, state: Tensor, increment: Tensor) -> Tensor:
-        """See :func:`megatron_ext.retraction.retract`."""
-        return retract(state, increment, self.step_size(), self.retraction, self.angle_scale())
+    def take(self, state: Tensor, output: Tensor, bias: Tensor | None, dropout: float) -> Tensor:
+        """One kernel adds the bias, drops and steps."""
+        kept = torch.empty_like(output, dtype=torch.bool).bernoulli_(1 - dropout) if dropout else None
+        new_state = self.join(state, output, bias=bias, kept=kept, dropout=dropout)
+        if self.observer is not None:
+            update = update_of(Branch(output, bias, kept, dropout), compute_dtype(state))
+            self.observer(self, state, update, new_state)
+        return new_state
+
+    def join(self, state: Tensor, increment: Tensor, **before: Any) -> Tensor:
+        """See :func:`megatron_ext.retraction.retract`, to which `before` goes."""
+        return retract(
+            state, increment, self.step_size(), self.retraction, self.angle_scale(), kernels=self.kernels, **before
+        )
 
     def step_size(self) -> float | Tensor:
         """alpha after the decay."""

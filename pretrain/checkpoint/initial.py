@@ -33,7 +33,7 @@ RECORD = "weights.json"
 FORMAT = 1
 
 # What a model may have otherwise than the weights it starts from: nothing that decides what it computes in evaluation.
-_FREE = {"vocab_size", "dropout", "z_loss", "init_std", "recompute"}
+_FREE = {"vocab_size", "dropout", "z_loss", "init_std", "recompute", "kernels"}
 _FREE_OF_RESIDUAL = {"save", "output_init", "dyt_attention_alpha", "dyt_alpha"}
 
 

@@ -1,20 +1,63 @@
 """What the record of a checkpoint, ``run.json``, must look like: who reads it later need not doubt it."""
 
 import json
+from itertools import pairwise
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from pretrain.checkpoint.files import FileFacts
-from pretrain.data.progress import DataProgress
+from pretrain.data.cursor import Cursor
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Positive = Annotated[int, Field(gt=0, lt=2**63)]
+# Sums of some of them still fit into 64 bits.
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Positive = Annotated[int, Field(gt=0, lt=2**53)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 RECORD = "run.json"
+_ABSENT: Any = None
+"""Default of what may be missing, but not null."""
 
 
 class _Shape(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
+
+
+class _Exact(_Shape):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class _Share(_Exact):
+    fingerprint: str
+    order: str
+    samples: Positive
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    max_epochs: Positive | None
+    first: Count
+
+
+class _Stage(_Exact):
+    start: Count
+    shares: Annotated[list[_Share], Field(min_length=1)]
+
+
+def _in_order(stages: list[_Stage]) -> list[_Stage]:
+    starts = [stage.start for stage in stages]
+    if starts != sorted(starts) or starts[:1] not in ([], [0]):
+        raise ValueError("the stages are not in order")
+    return stages
+
+
+def _apart(windows: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    if any(first + count > following for (first, count), (following, _) in pairwise(windows)):
+        raise ValueError("the windows are not in order")
+    return windows
+
+
+class _Data(_Exact):
+    stages: Annotated[list[_Stage], AfterValidator(_in_order)]
+    skipped: Annotated[list[tuple[Count, Positive]], AfterValidator(_apart)]
+    bad_samples: Count
+    stream: list[Cursor] = []
 
 
 class _Validation(_Shape):
@@ -22,19 +65,47 @@ class _Validation(_Shape):
     loss: float | None = None
 
 
+class _Rollback(_Exact):
+    at: Count
+    to: Count
+    first: Count
+    count: Positive
+
+
+class _Signals(_Shape):
+    loss: list[Finite]
+    grad_norm: list[Finite]
+
+
+class _Detector(_Shape):
+    values: _Signals
+    scores: _Signals
+
+
+class _Layers(_Shape):
+    step: Count
+    values: dict[str, list[Finite]]
+
+
+class _Spikes(_Shape):
+    rollbacks: list[_Rollback]
+    detector: _Detector
+    layers: list[_Layers]
+
+
 class _Callbacks(_Shape):
     __pydantic_extra__: dict[str, dict[str, JsonValue]]
-    validation: _Validation | None = None
+    validation: _Validation = _ABSENT
+    spikes: _Spikes = _ABSENT
 
 
-class _State(_Shape):
-    model_config = ConfigDict(extra="forbid", strict=True)
+class _State(_Exact):
     step: Count
     consumed_samples: Count
     tokens: Count
-    train_seconds: float
-    began: float = 0.0
-    data: DataProgress
+    train_seconds: Finite
+    began: Finite = 0.0
+    data: _Data
     callbacks: _Callbacks
 
 

@@ -25,12 +25,13 @@ from pretrain.errors import UserError
 FORMAT = 4
 """Of the files; a checkpoint of another format is not read."""
 _STEP = re.compile(r"step-(\d{8,})")
+_LITTLE = 256 << 10
 _PARTIAL, _REMOVED = ".partial-", ".removed-"
 _BROKEN = (OSError, ValueError, TypeError, AttributeError, KeyError, RecursionError)
 
 
 def require_writable(directory: Path) -> None:
-    """Make the run folder and see that checkpoints can be written below it.
+    """Make the run folder and see that checkpoints can be written below it, and the little that every run writes.
 
     Raises:
         UserError: when they cannot.
@@ -38,7 +39,9 @@ def require_writable(directory: Path) -> None:
     try:
         checkpoints = checkpoint_folder(directory)
         checkpoints.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=checkpoints).close()
+        with tempfile.TemporaryFile(dir=checkpoints) as probe:
+            probe.write(bytes(_LITTLE))
+            probe.flush()
     except OSError as error:
         raise UserError(f"run.dir={directory}: cannot write there: {error.strerror}") from None
 

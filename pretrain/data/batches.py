@@ -25,14 +25,14 @@ class Batches(Protocol):
     """Steps of training data for one data-parallel rank.
 
     Attributes:
-        micro_batch, global_batch: in samples.
+        micro_batch, global_batch: in samples; a step may take a smaller batch.
     """
 
     micro_batch: int
     global_batch: int
 
     def read(self, draws: npt.NDArray[np.int64]) -> Rows:
-        """This rank's samples of the step that takes the global ``draws`` ``[global_batch]``, in order."""
+        """This rank's samples of the step that takes the global ``draws``, in order."""
 
     def stand_in(self, draws: npt.NDArray[np.int64]) -> Rows:
         """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
@@ -84,19 +84,19 @@ class TrainingBatches:
         self.micro_batch = micro_batch
         self.global_batch = global_batch
         self.sequence_length = sources[0].reader.sequence_length
-        self.slots = global_batch // dp_size
-        self._first_slot = dp_rank * self.slots
+        self._dp_rank, self._dp_size = dp_rank, dp_size
 
     def stand_in(self, draws: npt.NDArray[np.int64]) -> Rows:
         """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
-        return stand_in(self.slots, self.sequence_length)
+        return stand_in(len(draws) // self._dp_size, self.sequence_length)
 
     def read(self, draws: npt.NDArray[np.int64]) -> Rows:
-        """This rank's samples of the step that takes the global ``draws`` ``[global_batch]``, in order."""
-        own = draws[self._first_slot : self._first_slot + self.slots]
+        """This rank's samples of the step that takes the global ``draws``, in order."""
+        slots = len(draws) // self._dp_size
+        own = draws[self._dp_rank * slots : (self._dp_rank + 1) * slots]
         numbers, own_draws = self._mixture.locate(own)
-        tokens = np.empty((self.slots, self.sequence_length + 1), dtype=np.int64)
-        sound = np.empty(self.slots, dtype=np.bool_)
+        tokens = np.empty((slots, self.sequence_length + 1), dtype=np.int64)
+        sound = np.empty(slots, dtype=np.bool_)
         for number in np.unique(numbers):
             source = self._sources[number]
             assert source is not None, "the mixture draws from a data set that has no reader"

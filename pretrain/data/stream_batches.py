@@ -14,9 +14,8 @@ class StreamBatches:
     """Steps of one data-parallel rank; they can only be read one after the other.
 
     Attributes:
-        micro_batch, global_batch: in samples.
+        micro_batch, global_batch: in samples; a step may take a smaller batch.
         sequence_length: of a sample.
-        slots: this rank's samples of a step.
     """
 
     def __init__(
@@ -35,7 +34,7 @@ class StreamBatches:
         self.micro_batch = micro_batch
         self.global_batch = global_batch
         self.sequence_length = sequence_length
-        self.slots = global_batch // dp_size
+        self._dp_size = dp_size
         documents = endless(shards, seed, dp_rank, dp_size, start)
         self._packer = Packer(documents, sequence_length, start.token)
         self._next_draw = consumed_samples
@@ -45,19 +44,19 @@ class StreamBatches:
     def read(self, draws: npt.NDArray[np.int64]) -> Rows:
         """This rank's samples of the next step; UserError when other draws than that step's are asked for."""
         first, last = int(draws[0]), int(draws[-1])
-        if first != self._next_draw or last != first + self.global_batch - 1:
+        if first != self._next_draw or last != first + len(draws) - 1:
             raise UserError(
                 f"draws {first} to {last} do not follow {self._next_draw - 1}: data.mode=stream cannot skip windows of "
                 "samples, since it reads its shards in one pass; build shards for that (python -m tools.shards build)"
             )
-        tokens = self._packer.samples(self.slots)
+        tokens = self._packer.samples(len(draws) // self._dp_size)
         self._next_draw = last + 1
         self._cursors[self._next_draw] = self._packer.cursor
         return Rows(tokens, np.ones(len(tokens), dtype=np.bool_))
 
     def stand_in(self, draws: npt.NDArray[np.int64]) -> Rows:
         """Rows of the same shape, all sound and all token 0, for a rank that does not look at tokens."""
-        return stand_in(self.slots, self.sequence_length)
+        return stand_in(len(draws) // self._dp_size, self.sequence_length)
 
     def locate(self, draws: npt.NDArray[np.int64]) -> list[tuple[str, int]]:
         """Nothing is stored as a sample."""

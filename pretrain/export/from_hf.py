@@ -55,6 +55,7 @@ def import_model(model_folder: Path, out: Path, device: torch.device) -> list[st
     config = _read_configuration(model_folder)
     shape = _SHAPES[config.model_type]
     settings = shape.settings_of(config)
+    _require_sizes(model_folder, settings)
     weights = TheirWeights(model_folder, shape.names, settings, shape.prefix)
     with new_folder(out, "--to") as folder:
         origin = f"{config.model_type} in {model_folder.resolve()}"
@@ -63,7 +64,10 @@ def import_model(model_folder: Path, out: Path, device: torch.device) -> list[st
         _write_configuration(settings, out, folder)
         rows = random_rows(config.vocab_size, settings.sequence_length)
         ours = _our_logits(settings, folder, rows, device)
-        theirs = their_logits(getattr(transformers, shape.architecture), model_folder, rows, device)
+        try:
+            theirs = their_logits(getattr(transformers, shape.architecture), model_folder, rows, device)
+        except (ValueError, RuntimeError) as error:
+            raise UserError(f"transformers cannot compute {model_folder}: {' '.join(str(error).split())}") from None
         difference, largest = require_equal(ours, theirs, f"our model of {model_folder}", "transformers")
     return [
         f"{out}: {config.model_type}, {settings.num_layers} layers x {settings.hidden_size} hidden, vocabulary "
@@ -240,6 +244,19 @@ def _settings(config: Any, **shape: Any) -> ModelSettings:
         output_bias="none",
         residual=ResidualSettings(scheme="pre_norm"),
     )
+
+
+def _require_sizes(folder: Path, model: ModelSettings) -> None:
+    """UserError where config.json tells of a model that there cannot be."""
+    heads, groups = model.num_attention_heads, model.num_query_groups or model.num_attention_heads
+    sizes = (model.vocab_size, model.num_layers, model.hidden_size, heads, groups, model.ffn_hidden_size)
+    possible = all(type(size) is int and size > 0 for size in (*sizes, model.sequence_length))
+    if not possible or model.hidden_size % heads or heads % groups:
+        raise UserError(
+            f"{folder / 'config.json'} describes no model: vocabulary {model.vocab_size}, {model.num_layers} layers x "
+            f"{model.hidden_size} hidden, {heads} heads in {groups} groups, MLP of {model.ffn_hidden_size}, sequence "
+            f"{model.sequence_length}"
+        )
 
 
 def _require(config: Any, name: str, wanted: tuple[Any, ...]) -> None:

@@ -67,7 +67,8 @@ class Metrics:
         """``model`` has the vocabulary's size."""
         self._config = config
         self._steps = config.train.steps
-        self._tokens_a_step = config.train.global_batch * model.sequence_length
+        self._ramps = config.train.rampup.start is not None
+        self._sequence_length = model.sequence_length
         self._engine = engine
         self._board = board
         self._probe = GeometryProbe(engine.module)
@@ -77,6 +78,7 @@ class Metrics:
         place = engine.place
         self._throughput = Throughput.of(model, place.world_size, place.device, config.logging.peak_tflops)
         self._pending: list[StepResult] = []
+        self._tokens: list[int] = []
         self._mark = (0.0, 0, 0)
         self._observed = False
         self.newest: LogStep | None = None
@@ -86,6 +88,7 @@ class Metrics:
     def start(self, state: TrainState) -> None:
         """Begin here, or go on here after what is pending came to nothing."""
         self._pending.clear()
+        self._tokens.clear()
         self._mark = (state.train_seconds, state.tokens, state.step)
 
     def observe(self, step: int) -> AbstractContextManager[None]:
@@ -100,6 +103,7 @@ class Metrics:
     def after_step(self, state: TrainState, result: StepResult) -> None:
         """Take a step's result; on log steps, and before anything wished for, write out all since the last one."""
         self._pending.append(result)
+        self._tokens.append(state.tokens)
         if is_log_step(state.step, self._config) or result.wishes.any:
             self._write(state)
 
@@ -111,15 +115,19 @@ class Metrics:
             geometry, norms_of_layers = self._probe.reduce(dist.group.WORLD), self._norms.reduce()
             self.newest = LogStep(state.step, geometry, norms_of_layers[:, QUANTITIES.index("norm")].tolist())
             observed |= self._geometry.values(geometry) | norm_values(norms_of_layers)
+        mark = self._mark[1]
         measured = self._throughput_since_the_mark(state)
         tokens_per_second = measured["throughput/tokens_per_second"]
         first = state.step - len(self._pending) + 1
         for step, loss, norm, result in zip(range(first, state.step + 1), losses, norms, self._pending, strict=True):
             self._board.scalars({"train/loss": loss, "train/grad_norm": norm, "train/lr": result.lr}, step)
             behind = state.step - step
+            tokens, before = self._tokens[-1 - behind], [mark, *self._tokens][-2 - behind]
+            if self._ramps:
+                self._board.scalars({"train/global_batch": (tokens - before) / self._sequence_length}, step)
             self._board.scalars_by_tokens(
                 {"train/loss_by_tokens": loss},
-                state.tokens - behind * self._tokens_a_step,
+                tokens,
                 state.clock - behind * measured["throughput/seconds_per_step"],
             )
         self._board.scalars(observed | measured | memory_in_use(self._engine.place.device), state.step)
@@ -134,6 +142,7 @@ class Metrics:
         if broken and self._engine.place.global_rank == 0:
             print(f"warning: not finite, update skipped, in steps {broken}", flush=True)
         self._pending.clear()
+        self._tokens.clear()
 
     def _throughput_since_the_mark(self, state: TrainState) -> dict[str, float]:
         """Tag -> value over the steps since the last call."""

@@ -1,7 +1,5 @@
 """A window of steps under torch.profiler, and what held the GPU's memory meanwhile."""
 
-from pathlib import Path
-
 import torch
 from torch.profiler import ProfilerActivity, profile
 
@@ -52,13 +50,17 @@ class Profiler:
     def _end(self, running: profile, step: int) -> None:
         running.stop()
         self._running = None
-        self._folder.mkdir(parents=True, exist_ok=True)
-        name = f"step-{step:08d}-global-rank-{self._place.global_rank}"
-        self._write(running, self._folder / f"{name}.json.gz")
+        try:
+            self._write(running, f"step-{step:08d}-global-rank-{self._place.global_rank}")
+        except OSError as error:
+            print(f"warning: no profile: {self._folder} cannot be written: {error.strerror}", flush=True)
         if self._memory:
-            torch.cuda.memory._dump_snapshot(str(self._folder / f"{name}.pickle"))  # type: ignore[no-untyped-call]
             torch.cuda.memory._record_memory_history(enabled=None)
 
-    def _write(self, running: profile, path: Path) -> None:
+    def _write(self, running: profile, name: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{name}.json.gz"
         running.export_chrome_trace(str(path))
         print(f"profile: {path}", flush=True)
+        if self._memory:
+            torch.cuda.memory._dump_snapshot(str(self._folder / f"{name}.pickle"))  # type: ignore[no-untyped-call]

@@ -122,7 +122,7 @@ class Detector:
         for kept, name in ((self._values, "values"), (self._scores, "scores")):
             for signal in SIGNALS:
                 kept[signal].clear()
-                kept[signal].extend(state[name][signal] if state else [])
+                kept[signal].extend(map(float, state[name][signal] if state else []))
 
     def _score(self, name: str, step: int, value: float) -> tuple[float, float]:
         """Score and centre."""

@@ -71,10 +71,16 @@ TAGS = (
     Tag("train/loss", "nats per token", STEP, "cross-entropy of the step's samples, before the update"),
     Tag("train/grad_norm", "-", STEP, "norm of the whole gradient before the clip; inf where the update was skipped"),
     Tag("train/lr", "-", STEP, "learning rate of the update"),
+    Tag("train/global_batch", "samples", STEP, "of the step", "train.rampup"),
     Tag("train/logit_max", "-", LOG, "largest logit over tokens and vocabulary"),
     Tag("train/loss_by_tokens", "nats per token", STEP, "the same loss over tokens (run by_tokens)"),
     Tag("validation/loss", "nats per token", VALIDATED, "mean over the data sets by their weights", "validation.every"),
     Tag("validation/loss/{name}", "nats per token", VALIDATED, "of one data set", "several data sets"),
+    Tag(
+        *("validation/bits_per_byte", "bits per byte", VALIDATED, "of the text of those tokens, mean as the loss's"),
+        "validation.every, where the tokens' bytes are known",
+    ),
+    Tag("validation/bits_per_byte/{name}", "bits per byte", VALIDATED, "of one data set", "several data sets"),
     Tag(
         *("validation/loss_by_tokens", "nats per token", VALIDATED, "the mean over tokens (run by_tokens)"),
         "validation.every",

@@ -3,17 +3,16 @@
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.compat.proto.tensor_pb2 import TensorProto
 from tensorboard.plugins.custom_scalar import layout_pb2
 from tensorboard.plugins.custom_scalar import metadata as custom_scalars
 from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-from torch.utils.tensorboard.summary import hparams
-from torch.utils.tensorboard.writer import SummaryWriter
+from torch.utils.tensorboard.summary import hparams, text
 
+from pretrain.monitor.event_file import EventFile
 from pretrain.monitor.tags import BY_TOKENS
 
 
@@ -25,8 +24,8 @@ class Board:
     """
 
     def __init__(self, directory: Path, resumed_step: int, global_rank: int, resumed_tokens: int = 0) -> None:
-        self._writer: Any = None
-        self._by_tokens: Any = None
+        self._writer: EventFile | None = None
+        self._by_tokens: EventFile | None = None
         if global_rank == 0:
             self._writer = _writer(directory, resumed_step)
             self._by_tokens = _writer(directory / BY_TOKENS, resumed_tokens)
@@ -35,8 +34,7 @@ class Board:
         """Go on from an earlier ``step`` with so many ``tokens``: later points are purged, as on a resume."""
         for writer, last in ((self._writer, step), (self._by_tokens, tokens)):
             if writer is not None:
-                writer.file_writer.add_event(Event(session_log=SessionLog(status=SessionLog.START)), last + 1)
-                writer.flush()
+                writer.purge(last + 1)
 
     def scalar(self, tag: str, value: float, step: int) -> None:
         """One point of the curve ``tag``."""
@@ -52,10 +50,10 @@ class Board:
         if self._by_tokens is not None:
             _add(self._by_tokens, values, tokens, at)
 
-    def text(self, tag: str, text: str, step: int) -> None:
+    def text(self, tag: str, markdown: str, step: int) -> None:
         """A text in Markdown."""
         if self._writer is not None:
-            self._writer.add_text(tag, text, step)
+            self._writer.add(Event(summary=text(tag, markdown)), step)  # type: ignore[no-untyped-call]
 
     def layout(self, layout: layout_pb2.Layout) -> None:
         """What the tab CUSTOM SCALARS shows."""
@@ -63,7 +61,7 @@ class Board:
             content = TensorProto(dtype="DT_STRING", string_val=[layout.SerializeToString()])
             marked = custom_scalars.create_summary_metadata()
             value = Summary.Value(tag=custom_scalars.CONFIG_SUMMARY_TAG, metadata=marked, tensor=content)
-            self._writer.file_writer.add_summary(Summary(value=[value]))
+            self._writer.add(Event(summary=Summary(value=[value])), 0)
 
     def settings(
         self, values: Mapping[str, bool | int | float | str], first: Sequence[str], metrics: Sequence[str]
@@ -80,7 +78,7 @@ class Board:
                 info.differs = info.name in first
             marked.content = content.SerializeToString()
             for summary in (page, start, end):
-                self._writer.file_writer.add_summary(summary)
+                self._writer.add(Event(summary=summary), 0)
 
     def flush(self) -> None:
         """Write everything out, so that a killed run keeps its curves."""
@@ -95,10 +93,10 @@ class Board:
                 writer.close()
 
 
-def _writer(directory: Path, resumed: int) -> SummaryWriter:
-    return SummaryWriter(str(directory), purge_step=resumed + 1 if resumed else 0)
+def _writer(directory: Path, resumed: int) -> EventFile:
+    return EventFile(directory, purge_from=resumed + 1 if resumed else 0)
 
 
-def _add(writer: Any, values: Mapping[str, float], step: int, at: float) -> None:
+def _add(writer: EventFile, values: Mapping[str, float], step: int, at: float) -> None:
     points = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-    writer.file_writer.add_summary(Summary(value=points), step, at)
+    writer.add(Event(summary=Summary(value=points)), step, at)

@@ -16,6 +16,7 @@ from pretrain.plan.page import page
 from pretrain.plan.plan import Plan
 from pretrain.plan.timing import bubble_share, step_flops
 from pretrain.plan.warnings import warnings_of
+from pretrain.rampup import steps_by_batch
 from pretrain.resume import vocabulary
 from pretrain.rules import check_config, check_data, check_layout
 
@@ -76,6 +77,10 @@ def make_plan(config: Config, asked: PlanRequest) -> Plan:
             parameters_held(config, parts, stage_of(config, dp, rank)) for rank in range(config.parallel.pp)
         ],
         layout=layout,
+        seconds=sum(
+            count * rate(_with_batch(config, batch), parts, vocab_size, machines).time.total
+            for batch, count in steps_by_batch(config.train.steps, config.train)
+        ),
         flops=step_flops(config, vocab_size),
         bubble=bubble_share(config, dp),
         disk=checkpoint_disk(config, parameters),
@@ -83,6 +88,10 @@ def make_plan(config: Config, asked: PlanRequest) -> Plan:
         warnings=warnings,
         better=_better(layout, best_layout(config, vocab_size, machines), machines),
     )
+
+
+def _with_batch(config: Config, batch: int) -> Config:
+    return config.model_copy(update={"train": config.train.model_copy(update={"global_batch": batch})})
 
 
 def _machines(config: Config, asked: PlanRequest) -> Machines:

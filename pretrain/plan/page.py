@@ -5,6 +5,7 @@ import textwrap
 from megatron_ext.flops import CONVENTION
 from pretrain.plan.layouts import Layout, changes
 from pretrain.plan.plan import Plan
+from pretrain.rampup import steps_by_batch
 
 _UNITS = (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
 _TIMES = {
@@ -69,16 +70,29 @@ def _time(plan: Plan) -> list[str]:
     time, machines = plan.layout.time, plan.machines
     parts = [(words, getattr(time, field)) for field, words in _TIMES.items()]
     more = "".join(f" + {_duration(seconds)} {words}" for words, seconds in parts if seconds > 0.001 * time.total)
-    run = time.total * plan.config.train.steps
     return [
         f"step    {_count(plan.step_tokens)} tokens, {plan.flops:.3g} FLOPs, {_duration(time.total)}, "
         f"{_count(plan.step_tokens / time.total)} tokens/s",
         f"        {_duration(time.model)} at {machines.mfu:.0%} of {machines.gpu.bf16_tflops:g} TFLOP/s (--mfu){more}; "
         f"MFU of the whole step {time.mfu:.0%}",
-        f"run     {plan.config.train.steps:,} steps, {_count(plan.tokens)} tokens{_epochs(plan)}, {_duration(run)}, "
-        f"{run / 3600 * machines.gpus:,.0f} GPU hours (validation and checkpoints not counted)",
+        f"run     {plan.config.train.steps:,} steps, {_count(plan.tokens)} tokens{_epochs(plan)}, "
+        f"{_duration(plan.seconds)}, {plan.seconds / 3600 * machines.gpus:,.0f} GPU hours (validation and checkpoints "
+        "not counted)",
+        *_rampup(plan),
         f"FLOPs   {CONVENTION[0]}",
         f"        {CONVENTION[1]}",
+    ]
+
+
+def _rampup(plan: Plan) -> list[str]:
+    train = plan.config.train
+    if train.rampup.start is None:
+        return []
+    ramp = [(batch, count) for batch, count in steps_by_batch(train.steps, train) if batch < train.global_batch]
+    steps, samples = sum(count for _, count in ramp), sum(batch * count for batch, count in ramp)
+    return [
+        f"        batch {train.rampup.start} to {ramp[-1][0]} samples in the first {steps:,} steps, "
+        f"{_count(samples * plan.config.model.sequence_length)} tokens; {train.global_batch} behind them"
     ]
 
 

@@ -8,6 +8,7 @@ from megatron_ext.flops import CONVENTION
 from pretrain.config import Config
 from pretrain.plan.disk import Disk
 from pretrain.plan.layouts import Layout, Machines, changes
+from pretrain.rampup import samples_of
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Plan:
         parameters: of the whole model, vocabulary padding included.
         parameters_of_ranks: held by one rank of each pipeline stage.
         layout: of the configuration.
+        seconds: of the run, without validation and checkpoints.
         flops: model FLOPs of a step.
         bubble: share of a step that pipeline stages wait.
         disk: for checkpoints.
@@ -34,6 +36,7 @@ class Plan:
     parameters: int
     parameters_of_ranks: list[int]
     layout: Layout
+    seconds: float
     flops: int
     bubble: float
     disk: Disk
@@ -43,13 +46,13 @@ class Plan:
 
     @property
     def step_tokens(self) -> int:
-        """Tokens of a step."""
+        """Tokens of a step, the largest where the batch ramps up."""
         return self.config.train.global_batch * self.config.model.sequence_length
 
     @property
     def tokens(self) -> int:
         """Tokens of the run."""
-        return self.step_tokens * self.config.train.steps
+        return samples_of(self.config.train.steps, self.config.train) * self.config.model.sequence_length
 
     @property
     def fits(self) -> bool:
@@ -79,7 +82,7 @@ class Plan:
             "step_seconds": dataclasses.asdict(self.layout.time) | {"total": self.layout.time.total},
             "bubble_share": self.bubble,
             "run_tokens": self.tokens,
-            "run_seconds": self.layout.time.total * self.config.train.steps,
+            "run_seconds": self.seconds,
             "epoch_tokens": self.epoch_tokens,
             "checkpoints": dataclasses.asdict(self.disk) | {"total_bytes": self.disk.total},
             "warnings": self.warnings,

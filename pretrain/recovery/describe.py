@@ -13,6 +13,7 @@ from pretrain.data.batches import Batches
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.engine import Engine
 from pretrain.monitor.layer_norms import gradient_norms
+from pretrain.rampup import batch_size
 from pretrain.recovery import layers
 from pretrain.recovery.reports import LayerChange, Sample
 from pretrain.run_data import RunData
@@ -80,7 +81,7 @@ class Describer:
         tokenizer: Tokenizer | None,
     ) -> list[Sample]:
         dp_rank, number = where
-        batch = self._config.train.global_batch
+        batch = batch_size(state.consumed_samples, self._config.train)
         first = dp_rank * (batch // self._engine.place.dp_size) + number * self._config.train.micro_batch
         draws = state.data.draws(state.consumed_samples, batch)[first : first + len(begins)]
         places = self._batches.locate(draws)

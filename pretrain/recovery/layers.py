@@ -35,15 +35,21 @@ def changes(history: list[dict[str, Any]], now: dict[str, Any]) -> list[LayerCha
     """The layers' quantities at a spike, those that left their usual range first ahead, then the farthest.
 
     Args:
-        history: measurements of earlier steps, in order.
+        history: measurements of earlier steps, in order; those of other quantities, as a checkpoint of another version
+            may hold, count for nothing.
     """
+    history = [one for one in history if _quantities(one) == _quantities(now)]
     found = []
     for quantity, values in now["values"].items():
         for index, value in enumerate(values):
-            before = np.array([one["values"][quantity][index] for one in history])
+            before = np.array([one["values"][quantity][index] for one in history], dtype=np.float64)
             steps = [one["step"] for one in history]
             found.append(_change(_part(index, quantity, values), quantity, value, before, steps, now["step"]))
     return sorted(found, key=_order)[:SHOWN]
+
+
+def _quantities(measured: dict[str, Any]) -> dict[str, int]:
+    return {quantity: len(values) for quantity, values in measured["values"].items()}
 
 
 def _order(one: LayerChange) -> tuple[float, float]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pretrain.checkpoint.record import Count, Positive
 from pretrain.config import SpikeSettings
 from pretrain.state import TrainState
 
@@ -21,10 +22,10 @@ class Rollback:
         first, count: the window of global draws that is never taken.
     """
 
-    at: int
-    to: int
-    first: int
-    count: int
+    at: Count
+    to: Count
+    first: Count
+    count: Positive
 
 
 def rollbacks(state: TrainState) -> list[Rollback]:

@@ -5,7 +5,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from pretrain.checkpoint.files import force_to_disk
 from pretrain.errors import UserError
@@ -111,6 +112,9 @@ class Report:
         return "\n".join(lines)
 
 
+_REPORT = TypeAdapter(Report)
+
+
 def write(run: Path, report: Report, number: int | None = None) -> Path:
     """Put a report into the run's folder, durably; ``number`` is that of a rollback, counted from 1.
 
@@ -160,18 +164,13 @@ def set_aside(run: Path) -> None:
 
 def _read(path: Path) -> Report:
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return Report(
-            **content
-            | {
-                "signals": {name: Signal(**signal) for name, signal in content["signals"].items()},
-                "rollback": Rollback(**content["rollback"]) if content["rollback"] else None,
-                "layers": [LayerChange(**layer) for layer in content["layers"]],
-                "samples": [Sample(**sample) for sample in content["samples"]],
-            }
-        )
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise UserError(f"{path} is no report of a spike: {error}; remove it to forget that spike") from None
+        return _REPORT.validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        reason = f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}"
+    except OSError as error:
+        reason = str(error)
+    raise UserError(f"{path} is no report of a spike: {reason}; remove it to forget that spike")
 
 
 def _number(value: float | None) -> str:

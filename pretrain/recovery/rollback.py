@@ -14,6 +14,7 @@ from pretrain.checkpoint.loading import load
 from pretrain.config import Config
 from pretrain.engine import Engine
 from pretrain.errors import SharedError, UserError
+from pretrain.rampup import consumed_before, samples_of
 from pretrain.recovery.memory import Rollback
 from pretrain.run_data import RunData
 from pretrain.state import TrainState
@@ -129,9 +130,9 @@ def window(config: Config, spike: TrainState, target: TrainState, onset: int) ->
         target: where the run goes back to; what it has taken stays taken.
         onset: step at which the spike began.
     """
-    batch, settings = config.train.global_batch, config.spikes
-    steps_back = spike.step + 1 - onset + settings.skip_before
-    first = max(target.consumed_samples, spike.consumed_samples - steps_back * batch)
-    last = spike.consumed_samples + (1 + settings.skip_after) * batch - 1
+    train, settings = config.train, config.spikes
+    steps_back = min(spike.step - target.step, spike.step + 1 - onset + settings.skip_before)
+    first = max(target.consumed_samples, consumed_before(steps_back, train, spike.consumed_samples))
+    last = spike.consumed_samples + samples_of(1 + settings.skip_after, train, spike.consumed_samples) - 1
     begin = spike.data.next_draw(first)
     return begin, spike.data.next_draw(last) + 1 - begin

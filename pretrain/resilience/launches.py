@@ -18,7 +18,7 @@ from typing import Any
 from pretrain.config import Config
 from pretrain.config_file import dump_config
 from pretrain.data.files import write_atomically
-from pretrain.errors import SharedError
+from pretrain.errors import SharedError, UserError
 from pretrain.launch import Launch
 from pretrain.provenance import git_revision, versions
 from pretrain.resilience import records
@@ -81,7 +81,18 @@ class LaunchRecord:
     """
 
     def __init__(self, config: Config, launch: Launch, start_step: int) -> None:
-        """Write down all that is known before the run starts."""
+        """Write down all that is known before the run starts.
+
+        Raises:
+            UserError: it cannot be written.
+        """
+        try:
+            self._begin(config, launch, start_step)
+        except OSError as error:
+            folder = launches_folder(config.run.dir)
+            raise UserError(f"run.dir={config.run.dir}: cannot write to {folder}: {error.strerror}") from None
+
+    def _begin(self, config: Config, launch: Launch, start_step: int) -> None:
         self._began = time.time()
         job = current_job()
         self.number, self.folder = _new_folder(launches_folder(config.run.dir))
@@ -110,7 +121,7 @@ class LaunchRecord:
     def add_hosts(self, hosts: Sequence[str]) -> None:
         """Host of every global rank, in their order."""
         self._content["hosts"] = list(hosts)
-        self._write("launch.json", self._content)
+        self._write_if_possible("launch.json", self._content)
 
     def text(self) -> str:
         """The launch in Markdown."""
@@ -127,7 +138,15 @@ class LaunchRecord:
 
     def end(self, step: int, reason: str, times: Mapping[str, float | None]) -> None:
         """The launch ends in order, with a durable checkpoint of ``step``; ``times`` are seconds since the epoch."""
-        self._write("end.json", {"step": step, "reason": reason, "started": self._began, "ended": time.time(), **times})
+        ended = {"step": step, "reason": reason, "started": self._began, "ended": time.time(), **times}
+        self._write_if_possible("end.json", ended)
+
+    def _write_if_possible(self, name: str, content: Mapping[str, Any]) -> None:
+        """The run goes on, and ends in order, without it."""
+        try:
+            self._write(name, content)
+        except OSError as error:
+            print(f"warning: {self.folder / name} cannot be written: {error.strerror}", flush=True)
 
     def _write(self, name: str, content: Mapping[str, Any]) -> None:
         write_atomically(self.folder / name, (json.dumps(content, indent=1) + "\n").encode())

@@ -41,9 +41,9 @@ class Pulse:
         self._work: Any = None
         self._post()
 
-    def begin_step(self) -> None:
-        """The samples are there: what follows should take as long as it did before."""
-        self._watchdog.expect_step()
+    def begin_step(self, samples: int) -> None:
+        """So many samples are there: what follows should take as long as as many did before."""
+        self._watchdog.expect_step(samples)
 
     def patience(self) -> AbstractContextManager[None]:
         """What is done within may take longer than a step."""

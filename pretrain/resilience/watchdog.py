@@ -28,8 +28,9 @@ WRITE_SECONDS = 10.0
 class Watchdog:
     """A thread that watches this process's steps, or nothing where ``watchdog.factor`` is 0.
 
-    A step may take ``factor`` times the median of the last ones, but at least ``floor_seconds``; what is no step
-    (loading, reading samples, saving, the first steps) may take ``patience_minutes``.
+    A step may take ``factor`` times the median of the last ones, for each of its samples, but at least
+    ``floor_seconds``; what is no step (loading, reading samples, saving, the first steps) may take
+    ``patience_minutes``.
     """
 
     def __init__(self, settings: WatchdogSettings, global_rank: int, end: Callable[[int], object] = os._exit) -> None:
@@ -39,7 +40,8 @@ class Watchdog:
         self._settings = settings
         self._global_rank = global_rank
         self._end = end
-        self._seconds: deque[float] = deque(maxlen=WINDOW)
+        self._seconds: deque[float] = deque(maxlen=WINDOW)  # a sample
+        self._samples = 1
         self._steps = 0
         self._beat, self._limit = time.monotonic(), self._longest
         self._closed = threading.Event()
@@ -56,12 +58,14 @@ class Watchdog:
     def _longest(self) -> float:
         return 60 * self._settings.patience_minutes
 
-    def expect_step(self) -> None:
-        """From now on, a step's time."""
+    def expect_step(self, samples: int | None = None) -> None:
+        """From now on, the time of a step of so many samples; left out, of as many as the last one."""
+        self._samples = samples or self._samples
         if not self._seconds:
             self._set(self._longest)
         else:
-            self._set(max(self._settings.floor_seconds, self._settings.factor * statistics.median(self._seconds)))
+            usual = self._samples * statistics.median(self._seconds)
+            self._set(max(self._settings.floor_seconds, self._settings.factor * usual))
 
     def expect_anything(self) -> None:
         """From now on, patience."""
@@ -71,7 +75,7 @@ class Watchdog:
         """A step took so long; what follows it should take no longer."""
         self._steps += 1
         if self._steps > FIRST_STEPS:
-            self._seconds.append(seconds)
+            self._seconds.append(seconds / self._samples)
         self.expect_step()
 
     @contextmanager

@@ -19,6 +19,7 @@ from pretrain.rules.data import (
     vocabulary_fits_tokenizer,
 )
 from pretrain.rules.layout import (
+    compiled_layers_are_whole,
     divided_gradients_need_one_stage,
     ffn_divides_over_tp,
     global_batch_fits_data_parallel,
@@ -41,6 +42,7 @@ from pretrain.rules.model import (
     saved_output_shows_the_update,
     scheme_is_known,
     sizes_are_positive,
+    te_takes_whole_samples,
     z_loss_is_a_weight,
 )
 from pretrain.rules.monitor import profile_is_within_the_run, profiled_ranks_exist
@@ -55,7 +57,9 @@ from pretrain.rules.stream import (
 from pretrain.rules.training import (
     a_lower_rate_lasts,
     a_rollback_has_where_to_go,
+    decay_fits_the_run,
     micro_batch_divides_global_batch,
+    rampup_ends_in_the_global_batch,
     run_has_a_folder,
     schedule_fits_the_run,
     spikes_are_told_before_they_are_acted_on,
@@ -80,13 +84,17 @@ CONFIG_RULES: Sequence[ConfigRule] = (
     virtual_stages_need_a_pipeline,
     layers_divide_over_pp,
     divided_gradients_need_one_stage,
+    compiled_layers_are_whole,
+    te_takes_whole_samples,
     scheme_is_known,
     residual_settings_fit_the_scheme,
     residual_numbers_are_positive,
     clamp_is_within_half_a_turn,
     saved_output_shows_the_update,
     micro_batch_divides_global_batch,
+    rampup_ends_in_the_global_batch,
     schedule_fits_the_run,
+    decay_fits_the_run,
     mode_reads_what_is_named,
     data_are_named_once,
     stream_has_places_that_can_be_read,

@@ -1,6 +1,7 @@
 """Rules about the layout of processes; see :mod:`pretrain.rules`, which checks them."""
 
 from pretrain.config import Config
+from pretrain.rampup import batch_sizes
 
 
 def heads_divide_over_tp(config: Config) -> str | None:
@@ -72,6 +73,28 @@ def divided_gradients_need_one_stage(config: Config) -> str | None:
     return None
 
 
+def compiled_layers_are_whole(config: Config) -> str | None:
+    """One graph serves all micro batches, and the layer's weights are there when it runs."""
+    if not config.train.compile:
+        return None
+    if config.zero.stage == 3:
+        return (
+            "train.compile=true does not go with zero.stage=3, which gathers weights within a layer; use another stage "
+            "or remove it"
+        )
+    if config.model.dropout:
+        return (
+            f"train.compile=true does not go with model.dropout={config.model.dropout}, whose random numbers belong to "
+            "each rank and step; remove either"
+        )
+    if config.data.separate_documents:
+        return (
+            "train.compile=true does not go with data.separate_documents=true: every length of document would be "
+            "compiled; remove either"
+        )
+    return None
+
+
 def world_size_fits_model_parallel(config: Config, world_size: int) -> str | None:
     """Every process belongs to one copy of the model."""
     tp, pp, cp, ranks = (
@@ -92,12 +115,14 @@ def world_size_fits_model_parallel(config: Config, world_size: int) -> str | Non
 def virtual_stages_fill_their_rounds(config: Config, world_size: int) -> str | None:
     """The interleaved schedule takes micro batches in rounds of as many as there are pipeline stages."""
     pp, vpp = config.parallel.pp, config.parallel.vpp
-    micro = config.train.global_batch // (config.train.micro_batch * (world_size // config.parallel.ranks_of_a_replica))
-    if vpp > 1 and micro % pp:
-        return (
-            f"parallel.vpp={vpp} takes micro batches in rounds of parallel.pp={pp}, and a step has {micro} a "
-            f"data-parallel rank; use a multiple of {pp} by train.global_batch or train.micro_batch"
-        )
+    of_micro = config.train.micro_batch * (world_size // config.parallel.ranks_of_a_replica)
+    for batch in batch_sizes(config.train) if vpp > 1 else []:
+        if (micro := batch // of_micro) % pp:
+            return (
+                f"parallel.vpp={vpp} takes micro batches in rounds of parallel.pp={pp}, and a step of {batch} samples "
+                f"has {micro} a data-parallel rank; use a multiple of {pp} by train.global_batch, train.rampup or "
+                "train.micro_batch"
+            )
     return None
 
 
@@ -110,4 +135,11 @@ def global_batch_fits_data_parallel(config: Config, world_size: int) -> str | No
             f"train.global_batch={batch} is not divisible by train.micro_batch={micro} x {dp} data-parallel ranks; "
             f"lower train.micro_batch, or use a multiple of {micro * dp}"
         )
+    for name in ("start", "increment"):
+        size = getattr(config.train.rampup, name)
+        if size is not None and size % (micro * dp):
+            return (
+                f"train.rampup.{name}={size} is not divisible by train.micro_batch={micro} x {dp} data-parallel ranks, "
+                f"which share every batch; use a multiple of {micro * dp}"
+            )
     return None

@@ -120,3 +120,18 @@ def saved_output_shows_the_update(config: Config) -> str | None:
         return None
     reason = why_output_is_unsafe(residual, power_of(residual))
     return f"model.residual.save=output: {reason}, or use save=update" if reason else None
+
+
+def te_takes_whole_samples(config: Config) -> str | None:
+    """Transformer Engine's kernels get what they were written for here: whole samples, uncompiled."""
+    if config.model.backend != "te":
+        return None
+    others = {
+        "parallel.cp": config.parallel.cp > 1,
+        "data.separate_documents": config.data.separate_documents,
+        "train.compile": config.train.compile,
+    }
+    for name, is_on in others.items():
+        if is_on:
+            return f"model.backend=te does not go with {name}; set model.backend=local, or remove it"
+    return None

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from pretrain.config import Config
+from pretrain.schedule import decay_window
 
 
 def micro_batch_divides_global_batch(config: Config) -> str | None:
@@ -15,6 +16,28 @@ def micro_batch_divides_global_batch(config: Config) -> str | None:
     )
 
 
+def rampup_ends_in_the_global_batch(config: Config) -> str | None:
+    """The batch grows from its start to the global batch in whole increments, each a whole number of micro batches."""
+    train, rampup = config.train, config.train.rampup
+    given = [name for name, value in rampup if value is not None]
+    missing = [name for name, value in rampup if value is None]
+    if given and missing:
+        return f"train.rampup.{missing[0]} is missing beside train.rampup.{given[0]}; give start, increment and samples"
+    if rampup.start is None or rampup.increment is None:
+        return None
+    if rampup.start >= train.global_batch or (train.global_batch - rampup.start) % rampup.increment:
+        return (
+            f"train.rampup.start={rampup.start} does not reach train.global_batch={train.global_batch} in steps of "
+            f"train.rampup.increment={rampup.increment}; change one of them"
+        )
+    for name, size in (("start", rampup.start), ("increment", rampup.increment)):
+        if size % train.micro_batch:
+            return (
+                f"train.rampup.{name}={size} is not divisible by train.micro_batch={train.micro_batch}; change either"
+            )
+    return None
+
+
 def schedule_fits_the_run(config: Config) -> str | None:
     """The learning rate rises within the run and does not end above its peak."""
     optimizer, steps = config.optimizer, config.train.steps
@@ -22,6 +45,31 @@ def schedule_fits_the_run(config: Config) -> str | None:
         return f"optimizer.warmup_steps={optimizer.warmup_steps} must be below train.steps={steps}; change either"
     if optimizer.min_lr > optimizer.lr:
         return f"optimizer.min_lr={optimizer.min_lr} is above optimizer.lr={optimizer.lr}; lower it"
+    return None
+
+
+def decay_fits_the_run(config: Config) -> str | None:
+    """The schedule wsd has its decay behind the warmup and within the run; no other schedule has one to set."""
+    optimizer, steps = config.optimizer, config.train.steps
+    if optimizer.schedule != "wsd":
+        for name in ("decay_start", "decay_steps", "decay_shape"):
+            if (value := getattr(optimizer, name)) is not None:
+                return (
+                    f"optimizer.{name}={value} belongs to optimizer.schedule=wsd, not to {optimizer.schedule}; set "
+                    "that, or remove it"
+                )
+        return None
+    start, end = decay_window(steps, optimizer)
+    if start < optimizer.warmup_steps:
+        return (
+            f"optimizer.schedule=wsd decays from step {start} on, before the end of "
+            f"optimizer.warmup_steps={optimizer.warmup_steps}; lower that or change optimizer.decay_start, decay_steps"
+        )
+    if end > steps:
+        return (
+            f"optimizer.schedule=wsd decays until step {end}, behind the last of train.steps={steps}; lower "
+            "optimizer.decay_start or decay_steps, or raise train.steps"
+        )
     return None
 
 

@@ -53,7 +53,9 @@ def steps_of(stage: Any) -> list[list[Step]]:
         for module in (layer.self_attn_bda, layer.mlp_bda):
             inner = module.join
 
-            def join(x: Tensor, u: Tensor, inner: Any = inner, module: Any = module, seen: Any = of_layer) -> Tensor:
+            def join(
+                x: Tensor, u: Tensor, inner: Any = inner, module: Any = module, seen: Any = of_layer, **before: Any
+            ) -> Tensor:
                 y = inner(x, u)
                 seen.append(
                     Step(x.detach(), u.detach(), y.detach(), float(torch.as_tensor(module.step_size()).detach()))

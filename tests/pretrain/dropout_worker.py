@@ -48,19 +48,21 @@ def run(layout: str) -> dict[str, Any]:
 
 
 def dropped(engine: Engine, batches: list[Any], step: int) -> dict[str, list[torch.Tensor]]:
-    """Masks of the stage's first layer, one per micro batch, and the gradients."""
+    """Masks of the first layer of each of the rank's stages, one per micro batch and stage, and the gradients."""
     masks: dict[str, list[torch.Tensor]] = {"hidden": [], "attention": [], "embedding": []}
-    layer = engine.module.decoder.layers[0]
-    core = layer.self_attention.core_attention
-    layer.self_attn_bda.observer = lambda residual, state, increment, new: masks["hidden"].append(increment != 0)
-    handles = [
-        # Every rank's heads attend to the same, so that only the masks differ.
-        core.register_forward_pre_hook(lambda module, inputs: (*[x * 0 + 1 for x in inputs[:3]], *inputs[3:])),
-        core.register_forward_hook(lambda module, inputs, output: masks["attention"].append(output.detach().clone())),
-    ]
-    if engine.module.pre_process:
-        embedding = engine.module.embedding.embedding_dropout
-        handles.append(embedding.register_forward_hook(lambda m, i, output: masks["embedding"].append(output != 0)))
+    handles = []
+    for chunk in engine.chunks:
+        layer = chunk.decoder.layers[0]  # type: ignore[union-attr, index]
+        core = layer.self_attention.core_attention
+        layer.self_attn_bda.observer = lambda residual, state, increment, new: masks["hidden"].append(increment != 0)
+        handles += [
+            # Every rank's heads attend to the same, so that only the masks differ.
+            core.register_forward_pre_hook(lambda module, inputs: (*[x * 0 + 1 for x in inputs[:3]], *inputs[3:])),
+            core.register_forward_hook(lambda m, i, output: masks["attention"].append(output.detach().clone())),
+        ]
+        if chunk.pre_process:
+            embedding = chunk.embedding.embedding_dropout  # type: ignore[union-attr]
+            handles.append(embedding.register_forward_hook(lambda m, i, output: masks["embedding"].append(output != 0)))
     engine.forward_backward(batches, step)
     for handle in handles:
         handle.remove()

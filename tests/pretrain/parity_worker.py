@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from deepspeed.utils import safe_get_full_grad
 from megatron.core import parallel_state
+from torch._dynamo.utils import counters
 
 import pretrain.passes
 from megatron_ext.initialize import global_names
@@ -37,11 +38,23 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "documents": {"data": {"separate_documents": True}},
     "bf16": {"train": {"precision": "bf16"}},
     **{f"zero{stage}": {"zero": {"stage": stage}} for stage in (0, 2, 3)},
+    "compiled": {"train": {"compile": True}},
     "offload": {"zero": {"offload_optimizer": True}},
     "learned": {"model": {"residual": {"scheme": "proj", "radius": "learned"}, "output_bias": "learned"}},
     **{f"micro{size}": {"train": {"micro_batch": size}} for size in (1, 4, 8)},
 }
-CHANGES_NOTHING = ("recompute", "selective", "zero0", "zero2", "zero3", "offload", "micro1", "micro4", "micro8")
+CHANGES_NOTHING = (
+    "recompute",
+    "compiled",
+    "selective",
+    "zero0",
+    "zero2",
+    "zero3",
+    "offload",
+    "micro1",
+    "micro4",
+    "micro8",
+)
 """Variants whose results are those of a run without them."""
 
 
@@ -110,6 +123,7 @@ def settings(variants: list[str]) -> dict[str, dict[str, Any]]:
 
 def run(layout: str, variants: list[str], steps: int) -> dict[str, Any]:
     parallel.dissolve()
+    counters.clear()
     config = tiny.config(layout, **settings(variants))
     place = parallel.arrange(torch.device("cpu"), config.parallel, config.train.seed)
     documents = config.data.separate_documents
@@ -137,6 +151,7 @@ def run(layout: str, variants: list[str], steps: int) -> dict[str, Any]:
             result["second_weights"] = full_weights(engine)
         of_layers.append(layer_norms.reduce())
         result["losses"].append(measured.loss)
+    result["graphs"] = counters["stats"].get("unique_graphs", 0), sum(counters["graph_break"].values())
     result["of_layers"] = torch.stack(of_layers)
     # One micro batch at a time: fewer than an interleaved schedule takes.
     result["validation"] = engine.evaluate_unless([[batch] for batch in batches(1000)], lambda: False)

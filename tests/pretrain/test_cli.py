@@ -1,6 +1,7 @@
 """The command line as a user meets it: alone, under each launcher, and with mistakes."""
 
 import dataclasses
+import math
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pretrain.config_file import load_config
 from pretrain.data.manifest import load_manifest
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import ShardReader
+from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
 from pretrain.schedule import learning_rate
 from tests.launch import REPOSITORY
@@ -144,8 +146,14 @@ def test_losses_are_those_of_the_promised_samples(manifest: Path, tmp_path: Path
     assert runs.curve(folder, "train/loss") == pytest.approx(expected, rel=1e-5)
     assert others != pytest.approx(expected, rel=1e-4)
     held_out = ShardReader(data, "validation", 32)
-    validation = loss(torch.tensor([held_out.read(sample).tolist() for sample in range(6)]), separate)
+    rows = torch.tensor([held_out.read(sample).tolist() for sample in range(6)])
+    validation = loss(rows, separate)
     assert runs.curve(folder, "validation/loss") == pytest.approx({6: validation}, rel=1e-5)
+    assert data.tokenizer_file is not None
+    decode = Tokenizer(data.tokenizer_file).decode
+    text_bytes = sum(len(decode(row.numpy()).encode()) - len(decode(row[:1].numpy()).encode()) for row in rows)
+    bits = validation * rows[:, 1:].numel() / text_bytes / math.log(2)
+    assert runs.curve(folder, "validation/bits_per_byte") == pytest.approx({6: bits}, rel=1e-5)
 
 
 def test_under_srun_as_under_torchrun(manifest: Path, tmp_path: Path) -> None:
@@ -181,6 +189,10 @@ def test_under_srun_as_under_torchrun(manifest: Path, tmp_path: Path) -> None:
         (
             ["model.num_attention_heads=3"],
             "error: model.hidden_size=32 is not divisible by model.num_attention_heads=3; change either",
+        ),
+        (
+            ["model.backend=te"],
+            "error: model.backend=te needs the package transformer-engine, which cannot be imported; install it or set",
         ),
         (["data.manifest=nowhere.json"], "error: manifest nowhere.json does not exist"),
     ],

@@ -1,5 +1,6 @@
 """The samples that a run's model is really given, while it is killed and goes on in other numbers of processes."""
 
+import itertools
 import json
 import random
 import time
@@ -18,7 +19,7 @@ from tests.pretrain.data.small import SEQUENCE_LENGTH, random_set
 
 pytestmark = pytest.mark.dist
 
-STEPS, BATCH, SAMPLES = 24, 4, 22
+STEPS, BATCH, SAMPLES = 24, 4, 16
 
 Sample = tuple[int, ...]
 
@@ -45,16 +46,17 @@ def expected_batches(data: Manifest, seed: int) -> list[list[Sample]]:
     reader = ShardReader(data, "train", SEQUENCE_LENGTH)
     order = SampleOrder(reader.shard_sizes, seed)
     return [
-        [tuple(reader.read(order.sample_id(draw)).tolist()) for draw in range(step * BATCH, (step + 1) * BATCH)]
-        for step in range(STEPS)
-    ]
+        [tuple(reader.read(order.sample_id(draw)).tolist()) for draw in range(first, last)]
+        for first, last in itertools.pairwise([*range(0, 24, 2), *range(24, BATCH * STEPS, BATCH)])
+    ][:STEPS]
 
 
 def test_each_sample_is_trained_on_once_an_epoch(tmp_path: Path) -> None:
-    """kill -9 of two processes, then of one, then two to the end."""
+    """kill -9 of two processes, then of one, then two to the end; the batch grows after 12 steps."""
     data = random_set(tmp_path / "data", seed=1, train=SAMPLES, validation=6, samples_per_member=2)
     settings = [f"data.manifest={data.directory}", f"run.dir={tmp_path / 'run'}", f"train.steps={STEPS}"]
-    settings += ["validation.every=0", "checkpoint.every=2", f"train.global_batch={BATCH}"]
+    settings += ["validation.every=0", "checkpoint.every=2", f"train.global_batch={BATCH}", "train.micro_batch=1"]
+    settings += ["train.rampup.start=2", "train.rampup.increment=2", "train.rampup.samples=24"]
     moments = random.Random(time.time_ns())
     starts = []
     for place, (world_size, first) in enumerate([(2, 0), (1, 8), (2, STEPS)]):

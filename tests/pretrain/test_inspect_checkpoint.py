@@ -1,5 +1,6 @@
 """``python -m pretrain inspect`` on real runs: what it prints is what the engine and TensorBoard said."""
 
+import dataclasses
 import json
 import math
 import re
@@ -24,6 +25,7 @@ from pretrain.errors import UserError
 from pretrain.inspect_checkpoint import (
     Inspection,
     Reading,
+    described,
     find_checkpoint,
     load_model,
     read,
@@ -57,7 +59,17 @@ def opened(run: Path) -> tuple[Config, dict[str, Any], torch.nn.Module]:
     checkpoint = find_checkpoint(run)
     record = store.read_record(checkpoint)
     config = recorded_config(checkpoint, record)
+    # As a run on a GPU records it.
+    config = config.model_copy(update={"model": dataclasses.replace(config.model, kernels="triton")})
     return config, record, load_model(config, checkpoint, record["vocab_size"], torch.device("cpu"))
+
+
+def test_a_checkpoint_from_before_the_first_evaluation(run: Path) -> None:
+    """Its run remembers from where it will be known, but no loss."""
+    config, record, _ = opened(run)
+    for known in ({}, {"validation": {"step": 0}}, {"validation": {"step": 0, "loss": None}}):
+        record["state"]["callbacks"] = known
+        assert "validation    none so far" in described({"checkpoint": "", "parameters": 1}, record, config)
 
 
 def inspect(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -42,6 +42,11 @@ def test_a_mixture_goes_on_in_another_layout_and_then_changes(manifest: Path, ot
     assert list(mean) == [4, 8]
     assert first[8] != second[8]
     assert mean == pytest.approx({step: 0.75 * first[step] + 0.25 * second[step] for step in mean}, rel=1e-5)
+    bits, first_bits, second_bits = (
+        runs.curve(whole, f"validation/bits_per_byte{name}") for name in ("", "/data", "/other")
+    )
+    assert bits == pytest.approx({step: 0.75 * first_bits[step] + 0.25 * second_bits[step] for step in bits}, rel=1e-5)
+    assert runs.curve(moved, "validation/bits_per_byte") == pytest.approx(bits, rel=1e-4)  # 2 ranks up to step 4
     more = [f"run.dir={moved}", "train.steps=12", f"data.manifest={other}"]
     refused = tmp_path / "refused"
     (process,) = runs.start([*SETTINGS, *more], 1, refused)

@@ -1,5 +1,6 @@
 """Runs that end, are killed, go on: always the losses of the run that nothing happened to, bit for bit."""
 
+import json
 import random
 import re
 import shutil
@@ -149,15 +150,46 @@ def test_a_checkpoint_loads_in_another_layout(
 
 
 def test_a_run_with_dropout_goes_on_bit_for_bit(manifest: Path, tmp_path: Path) -> None:
-    settings = ["parallel.tp=2", "model.dropout=0.2", "train.steps=6", "checkpoint.every=3", "logging.every=1"]
+    """Through the end of a batch ramp-up, and into a decay."""
+    ramp = ["train.rampup.start=2", "train.rampup.increment=2", "train.rampup.samples=8"]
+    wsd = ["optimizer.schedule=wsd", "optimizer.decay_steps=2", "optimizer.decay_shape=minus_sqrt"]
+    settings = [*ramp, *wsd]
+    settings += ["parallel.tp=2", "model.dropout=0.2", "train.steps=6", "checkpoint.every=3", "logging.every=1"]
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     complete(overrides(manifest, whole, *settings), 2, tmp_path / "whole.log")
     shutil.copytree(whole / "checkpoints/step-00000003", resumed / "checkpoints/step-00000003")
     complete(overrides(manifest, resumed, *settings), 2, tmp_path / "resumed.log")
-    for tag in ("train/loss", "train/grad_norm"):
+    assert list(runs.curve(whole, "train/global_batch").values()) == [2, 2, 2, 2, 4, 4]
+    (record,) = (json.loads(path.read_text()) for path in resumed.glob("checkpoints/step-00000006/run.json"))
+    assert (record["state"]["consumed_samples"], record["state"]["tokens"]) == (16, 16 * 32)
+    for tag in ("train/loss", "train/grad_norm", "train/lr", "train/global_batch"):
         expected = runs.curve(whole, tag)
         assert runs.curve(resumed, tag) == {step: expected[step] for step in (4, 5, 6)}, tag
     assert runs.curve(resumed, "validation/loss") == {6: runs.curve(whole, "validation/loss")[6]}
+
+
+@pytest.mark.slow
+def test_a_compiled_run_goes_on_bit_for_bit(manifest: Path, tmp_path: Path) -> None:
+    settings = ["train.compile=true", "train.steps=6", "checkpoint.every=3", "logging.every=6", "validation.every=3"]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    complete(overrides(manifest, whole, *settings), 1, tmp_path / "whole.log")
+    assert "torch.compile does not work" not in (tmp_path / "whole.log").read_text()
+    shutil.copytree(whole / "checkpoints/step-00000003", resumed / "checkpoints/step-00000003")
+    complete(overrides(manifest, resumed, *settings), 1, tmp_path / "resumed.log")
+    for tag in ("train/loss", "train/grad_norm"):
+        expected = runs.curve(whole, tag)
+        assert runs.curve(resumed, tag) == {step: expected[step] for step in (4, 5, 6)}, tag
+
+
+def test_a_run_goes_on_eager_where_there_is_no_compiler(manifest: Path, tmp_path: Path) -> None:
+    settings = ["train.steps=3", "checkpoint.every=0", "logging.every=3", "validation.every=0"]
+    complete(overrides(manifest, tmp_path / "eager", *settings), 1, tmp_path / "eager.log")
+    log, settings = tmp_path / "log", overrides(manifest, tmp_path / "run", *settings, "train.compile=true")
+    runs.finish(runs.start(settings, 1, log, module=("tests.pretrain.no_compiler_run",)), log)
+    (line,) = [line for line in log.read_text().splitlines() if "train.compile" in line]
+    assert line.startswith("warning: train.compile: torch.compile does not work on global rank 0 (")
+    assert line.endswith("all layers run eager; install a C++ compiler, on GPUs Triton too, or leave it out")
+    assert runs.curve(tmp_path / "run", "train/loss") == runs.curve(tmp_path / "eager", "train/loss")
 
 
 def test_a_killed_run_leaves_no_process_behind(manifest: Path, tmp_path: Path) -> None:

@@ -46,7 +46,13 @@ def record(manifest: Path) -> dict[str, Any]:
     "override",
     [
         *("train.steps=999", "optimizer.lr=1e-3", "train.global_batch=32", "parallel.tp=2", "train.precision=fp32"),
-        *("model.recompute=full", "model.residual.save=update", "run.dir=elsewhere", "logging.every=1"),
+        *(
+            "model.recompute=selective",
+            "model.kernels=compiled",
+            "model.residual.save=update",
+            "run.dir=elsewhere",
+            "logging.every=1",
+        ),
     ],
 )
 def test_what_may_change(manifest: Path, override: str) -> None:
@@ -179,6 +185,11 @@ def test_epochs_that_end_before_the_run_are_refused(manifest: Path) -> None:
         f"train.steps={total // 2 + 1} needs {total + 2} samples, but data.datasets end after {total} (max_epochs x "
         f"samples: a 2 x {samples}, b 2 x {samples}); lower train.steps or raise max_epochs"
     )
+    ramp = ["train.rampup.start=2", "train.rampup.increment=2", "train.rampup.samples=8", "train.global_batch=4"]
+    ramping = [*ramp, "train.micro_batch=2"]  # 4 steps of 2 samples, then of 4
+    go_on_with_data(resolved(*LENGTH, *ramping, f"train.steps={4 + (total - 8) // 4}"), limited, TrainState(), None)
+    with pytest.raises(UserError, match=f"needs {8 + (total - 8) // 4 * 4 + 4} samples, but data.datasets end after"):
+        go_on_with_data(resolved(*LENGTH, *ramping, f"train.steps={5 + (total - 8) // 4}"), limited, TrainState(), None)
     skipping = TrainState()
     skipping.data.skip(10, 1, consumed_samples=0)
     with pytest.raises(UserError, match=f"needs {total} samples, but data.datasets end after {total - 1} "):

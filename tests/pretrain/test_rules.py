@@ -14,6 +14,7 @@ from pretrain.datasets import Dataset
 from pretrain.errors import UserError
 from pretrain.rules import CONFIG_RULES, DATA_RULES, LAYOUT_RULES, check_config, check_data, check_layout
 from tests.launch import REPOSITORY
+from tests.pretrain import broken_training
 
 
 def demo(*overrides: str) -> Config:
@@ -161,6 +162,7 @@ BROKEN_SETTINGS = [
     ),
     ("schedule_fits_the_run", ["optimizer.min_lr=1"], "optimizer.min_lr=1.0 is above optimizer.lr=0.002"),
 ]
+BROKEN_SETTINGS += broken_training.SETTINGS
 BROKEN_SETTINGS += [
     ("spikes_are_told_before_they_are_acted_on", ["spikes.act=5"], "spikes.act=5 is below spikes.log=7; raise it"),
     (
@@ -252,8 +254,9 @@ BROKEN_LAYOUTS: list[tuple[str, list[str], int, str]] = [
         "virtual_stages_fill_their_rounds",
         ["parallel.pp=2", "parallel.vpp=2"],
         2,
-        "parallel.vpp=2 takes micro batches in rounds of parallel.pp=2, and a step has 1 a data-parallel rank",
+        "parallel.vpp=2 takes micro batches in rounds of parallel.pp=2, and a step of 8 samples has 1 a data-",
     ),
+    *broken_training.LAYOUTS,
     ("global_batch_fits_data_parallel", [], 3, "train.global_batch=8 is not divisible by train.micro_batch=8 x 3"),
 ]
 BROKEN_DATA = [

@@ -18,7 +18,8 @@ from tests.pretrain.data import raw
 pytestmark = pytest.mark.dist
 
 STEPS = 9
-TAGS = ("train/loss", "train/grad_norm", "validation/loss", "data/documents", "data/lost_documents")
+TAGS = ("train/loss", "train/grad_norm", "validation/loss", "validation/bits_per_byte")
+TAGS += ("data/documents", "data/lost_documents")
 
 
 @pytest.fixture(scope="module")

@@ -144,7 +144,19 @@ def test_the_peer_computes_what_the_engine_computes() -> None:
 @pytest.mark.dist
 def test_step_from_the_command_line(tmp_path: Path) -> None:
     path = tmp_path / "step.json"
-    options = ["--preset", "tiny", "--rounds", "2", "--threads", "1", "--precision", "fp32", "--json", str(path)]
+    options = [
+        "--preset",
+        "tiny",
+        "--rounds",
+        "2",
+        "--threads",
+        "1",
+        "--precision",
+        "fp32",
+        "--two-ranks",
+        "--json",
+        str(path),
+    ]
     ended = bench("step", *options)
     assert ended.returncode == 0, ended.stderr
     content = json.loads(path.read_text())
@@ -152,7 +164,7 @@ def test_step_from_the_command_line(tmp_path: Path) -> None:
     assert content["machine"]["threads"] == 1
     assert content["settings"]["train"]["precision"] == "fp32"
     results = content["results"]
-    assert list(results) == ["plain", "pre_norm", "geonorm"]
+    assert list(results) == ["plain", "pre_norm", "geonorm", "geonorm, tp2", "geonorm, dp2"]
     for name, row in results.items():
         walls = [turn["wall"] for turn in row["rounds"]]
         assert len(walls) == 2
@@ -161,6 +173,10 @@ def test_step_from_the_command_line(tmp_path: Path) -> None:
         assert f"{row['wall_s']['median'] * 1e3:.1f}" in ended.stdout
         assert any(line.startswith(name) for line in ended.stdout.splitlines())
     assert results["geonorm"]["ratio_to"]["pre_norm"]["median"] > 0
+    for layout in ("tp2", "dp2"):
+        row = results[f"geonorm, {layout}"]
+        assert row["first_loss"] == pytest.approx(results["geonorm"]["first_loss"], rel=1e-5), layout
+        assert row["cpu_over_wall"] > 0
     assert results["plain"]["first_loss"] == pytest.approx(results["pre_norm"]["first_loss"], rel=1e-5)
     assert results["geonorm"]["first_loss"] != pytest.approx(results["pre_norm"]["first_loss"], rel=1e-5)
 

@@ -29,8 +29,11 @@ def pins(lock: Path) -> dict[str, Version]:
 def wanted() -> list[Requirement]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    assert {f"{project['name']}[{name}]" for name in ("hf", "browser")} <= set(extras["dev"])
-    lines = (*project["dependencies"], *extras["hf"], *extras["browser"], *extras["dev"])
+    assert f"{project['name']}[hf,evaluate,browser]" in extras["dev"]
+    lines = (
+        *project["dependencies"],
+        *(line for name in ("hf", "evaluate", "browser", "dev") for line in extras[name]),
+    )
     return [requirement for line in lines if (requirement := Requirement(line)).name != project["name"]]
 
 

@@ -8,7 +8,8 @@ import pytest
 from matplotlib.image import imread
 
 from pretrain.errors import UserError
-from tests.tools.written_runs import LAYERS, write_run
+from pretrain.monitor.tags import BY_TOKENS
+from tests.tools.written_runs import LAYERS, TOKENS_A_STEP, write_run
 from tools.report.__main__ import main
 from tools.report.figure import smoothed, thinned
 from tools.report.reading import Curve, read_runs
@@ -78,14 +79,25 @@ def test_what_is_read_is_what_was_written(two_runs: list[Path]) -> None:
     assert calm.along(np.array([7.0]), "steps").tolist() == [7]
 
 
-def test_a_file_cut_off_by_a_kill_is_read_up_to_there(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "killed")
-    (file,) = (run / "tensorboard").glob("*tfevents*")
+@pytest.mark.parametrize("cut", ["tensorboard", f"tensorboard/{BY_TOKENS}"])
+def test_a_file_cut_off_by_a_kill_is_read_up_to_there(cut: str, tmp_path: Path) -> None:
+    """Or by our looking at it while the run goes on; the clock is that of the steps that both files know."""
+    run = write_run(tmp_path / "killed", broken=5)
+    (file,) = (run / cut).glob("*tfevents*")
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    (killed,) = read_runs([run], "steps")
+    (killed,) = read_runs([run], "tokens")
     steps = killed.curve("train/loss").steps
-    assert 10 < len(steps) < 100
-    assert len(killed.clock) == 0
+    assert 10 < len(killed.clock) < 100
+    assert len(steps) == (len(killed.clock) if cut == "tensorboard" else 100)
+    assert killed.along(np.array([7.0]), "tokens").tolist() == [7 * TOKENS_A_STEP]
+
+
+def test_a_clock_of_other_points_is_none(tmp_path: Path) -> None:
+    run, other = write_run(tmp_path / "run"), write_run(tmp_path / "other", spike=3)
+    (mine,), (theirs,) = ((path / "tensorboard" / BY_TOKENS).glob("*tfevents*") for path in (run, other))
+    mine.write_bytes(theirs.read_bytes())
+    (found,) = read_runs([run], "steps")
+    assert len(found.clock) == 0
 
 
 def test_runs_of_the_same_name_are_told_apart(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ A benchmark is a module with ``add_arguments(parser)`` and ``run(arguments) -> R
 BENCHMARKS: dict[str, str] = {
     "data": "tools.bench.data",
     "step": "tools.bench.step",
+    "residual": "tools.bench.residual",
+    "gpu": "tools.bench.gpu",
     "checkpoint": "tools.bench.checkpoint",
     "logging": "tools.bench.logging_cost",
     "spikes": "tools.bench.spikes",

@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import importlib
 import json
+import sys
 import warnings
 from pathlib import Path
 
@@ -48,6 +49,8 @@ def main() -> None:
             "results": report.results,
         }
         arguments.json.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    if report.failed:
+        sys.exit(1)
 
 
 def _check_writable(path: Path) -> None:

@@ -20,7 +20,8 @@ from tools.bench.plain_gpt import PlainGPT, from_megatron
 from tools.bench.plain_training import PlainTraining
 
 WARM_UP_STEPS = 2
-PLAIN, PRE_NORM, GEONORM, PLAIN_COMPILED = "plain", "pre_norm", "geonorm", "plain, compiled"
+PLAIN, PRE_NORM, GEONORM = "plain", "pre_norm", "geonorm"
+PLAIN_COMPILED, GEONORM_COMPILED = "plain, compiled", "geonorm, compiled"
 
 Step = Callable[[], torch.Tensor]
 """A whole training step; its loss in nats per token."""
@@ -52,6 +53,8 @@ def build_contenders(config: Config, place: Place, *, compiled: bool) -> dict[st
     }
     if compiled:
         starters[PLAIN_COMPILED] = lambda: start_plain(config, place, batches, compiled=True)
+        ours = config.model_copy(update={"train": config.train.model_copy(update={"compile": True})})
+        starters[GEONORM_COMPILED] = lambda: start_engine(ours, GEONORM, place, batches)
     return {name: warm_up(start, place.device) for name, start in starters.items()}
 
 

@@ -4,6 +4,7 @@ Other work on the machine, heat and clocks change over a run. Contenders that ta
 the same changes, and a ratio is taken within each round before the median over the rounds.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -84,7 +85,26 @@ def spread(values: Sequence[float]) -> Spread:
 
 def ratio(timings: Rounds, name: str, peer: str, seconds: Callable[[Timing], float] = wall) -> Spread:
     """Time of ``name`` over that of ``peer`` in the same round; above 1 the peer is faster."""
-    return spread([seconds(mine) / seconds(theirs) for mine, theirs in zip(timings[name], timings[peer], strict=True)])
+    return spread(ratios(timings, name, peer, seconds))
+
+
+def ratios(timings: Rounds, name: str, peer: str, seconds: Callable[[Timing], float] = wall) -> list[float]:
+    """Of every round, see :func:`ratio`."""
+    return [seconds(mine) / seconds(theirs) for mine, theirs in zip(timings[name], timings[peer], strict=True)]
+
+
+def bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Between which the true median lies with 95 % probability, whatever the distribution; the extremes of few values.
+
+    The k-th smallest and k-th largest, for the largest k that a binomial distribution of n halves allows.
+    """
+    ordered, below, k = sorted(values), 0.0, 0
+    while k < len(ordered) // 2:
+        below += math.comb(len(ordered), k) / 2 ** len(ordered)
+        if below > 0.025:
+            break
+        k += 1
+    return ordered[max(k - 1, 0)], ordered[-max(k, 1)]
 
 
 def cores_given(timings: Sequence[Timing]) -> float:

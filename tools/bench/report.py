@@ -13,11 +13,13 @@ class Report:
         text: for people: a table and what has to be known to read it.
         results: the same and every single timing, as JSON values.
         settings: what was run, as JSON values.
+        failed: whether a check failed that others went on after; the exit status then is 1.
     """
 
     text: str
     results: dict[str, Any]
     settings: dict[str, Any]
+    failed: bool = False
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -1,7 +1,8 @@
 """Time one training step: the schemes in our Engine against a GPT of the same size in plain PyTorch.
 
 A step is forward and backward over the micro batches, gradient reduction, clip and AdamW; fetching is left out. Runs in
-one process, on the GPU where CUDA is. Nothing of ours is compiled, so the peer is not; --compile adds a peer that is.
+one process, on the GPU where CUDA is, but for --two-ranks. Unless --kernels says so, nothing of ours is compiled, so
+the peer is not; --compile adds a peer that is, and geonorm with train.compile.
 """
 
 import argparse
@@ -31,6 +32,7 @@ PRESETS: dict[str, Preset] = {
     ),
     "demo": Preset("demo.yaml", ("model.vocab_size=2048",)),  # the vocabulary of tools/demo.sh
     "125m": Preset("geonorm_125m.yaml"),
+    "1p3b": Preset("geonorm_1p3b.yaml"),
 }
 
 
@@ -44,7 +46,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--micro-batch", type=positive_int, metavar="N", help=f"samples, of which a step takes {MICRO_BATCHES} times N"
     )
-    parser.add_argument("--compile", action="store_true", help="one more row: the plain model under torch.compile")
+    parser.add_argument(
+        "--kernels",
+        choices=("auto", "eager", "compiled", "triton"),
+        default="auto",
+        help="model.kernels of our rows (default: auto)",
+    )
+    parser.add_argument(
+        "--two-ranks",
+        action="store_true",
+        help="two more rows: geonorm on two processes of one thread, or one GPU, each, tp2 and dp2",
+    )
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="two more rows under torch.compile: the plain model, and geonorm's layers",
+    )
 
 
 def run(arguments: argparse.Namespace) -> Report:

@@ -136,17 +136,20 @@ def _curve(points: Any) -> Curve:
 
 
 def _clock(folder: Path, loss: Curve) -> np.ndarray:
-    """Both have a point for every step, so the n-th belong together; nothing where one lost some."""
+    """Both have a point for every step, so the n-th belong together; nothing where one lost some.
+
+    At its end either may have more: a run that goes on wrote between our looks, or a kill cut one off.
+    """
     if not _has_events(folder):
         return np.zeros((0, 3))
     events = _load(folder)
     found = events.Scalars("train/loss_by_tokens") if "train/loss_by_tokens" in events.Tags()["scalars"] else []
-    points = {int(point.step): point.wall_time for point in found}
-    if len(points) != len(loss.steps):
+    points = {int(point.step): (point.wall_time, float(point.value)) for point in found}
+    tokens = sorted(points)[: len(loss.steps)]
+    seconds, values = np.array([points[count] for count in tokens]).reshape(-1, 2).T
+    if not len(tokens) or not np.array_equal(values, loss.values[: len(tokens)], equal_nan=True):
         return np.zeros((0, 3))
-    tokens = np.array(sorted(points), dtype=float)
-    seconds = np.array([points[int(count)] for count in tokens])
-    return np.stack([loss.steps, tokens, (seconds - seconds[0]) / 3600], axis=1)
+    return np.stack([loss.steps[: len(tokens)], np.array(tokens, float), (seconds - seconds[0]) / 3600], axis=1)
 
 
 def _settings(path: Path) -> dict[str, str]:

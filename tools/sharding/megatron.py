@@ -1,8 +1,9 @@
 """Megatron's ``.bin`` and ``.idx``, as it and its ancestors write them, into shards."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +32,13 @@ class Corpus:
         path: of the tokens, for messages.
         tokens: of all documents, mapped from the file.
         ends: int64 ``[documents]``, where each document ends in ``tokens``.
+        held_out: whether all of them are validation, or none; None divides them by their hashes.
     """
 
     path: Path
     tokens: npt.NDArray[np.integer]
     ends: npt.NDArray[np.int64]
+    held_out: bool | None = None
 
 
 @dataclass
@@ -49,14 +52,12 @@ class GivenVocabulary:
 
 @dataclass(frozen=True, kw_only=True)
 class Import:
-    """What to import; as :class:`tools.sharding.build.Building`, but for the first two.
+    """How to import; as :class:`tools.sharding.build.Building`, but for the vocabulary.
 
     Attributes:
-        prefix: path of both files without ``.bin`` and ``.idx``.
         vocabulary: a sentencepiece model's, or a given one.
     """
 
-    prefix: Path
     vocabulary: GivenVocabulary | Tokenizer
     out: Path
     layout: ShardLayout
@@ -67,36 +68,53 @@ class Import:
     save_seconds: float = 10.0
 
 
-def import_megatron(settings: Import) -> Manifest:
+def import_megatron(prefix: Path, settings: Import) -> Manifest:
     """Pack the documents of a Megatron data set; goes on after an interruption as a build does.
 
     Documents that do not end with the end-of-document token get one. Empty ones, and those with a token outside the
     vocabulary, are dropped and counted.
 
+    Args:
+        prefix: path of both files without ``.bin`` and ``.idx``.
+        settings: the rest.
+
     Raises:
         UserError: the files are not what Megatron writes, or as for a build.
     """
-    corpus = read_corpus(settings.prefix)
-    vocabulary = settings.vocabulary
+    corpus = read_corpus(prefix)
+    return import_corpora([corpus], settings, {"index": sha256_of_file(prefix.with_name(prefix.name + ".idx"))})
+
+
+def import_corpora(corpora: Sequence[Corpus], settings: Import, recipe: dict[str, Any]) -> Manifest:
+    """Pack the documents of several files, in this order.
+
+    Args:
+        corpora: the files.
+        settings: how.
+        recipe: what an interrupted call must have in common with this one beside the settings and the files.
+
+    Raises:
+        UserError: as for a build.
+    """
+    vocabulary, layout = settings.vocabulary, settings.layout
     make_folder(settings.out)
-    index = settings.prefix.with_name(settings.prefix.name + ".idx")
+    files = [[str(corpus.path), corpus.tokens.nbytes, corpus.path.stat().st_mtime_ns] for corpus in corpora]
     target = Target(
         out=settings.out,
-        layout=settings.layout,
+        layout=layout,
         vocabulary=vocabulary,
         tokenizer=vocabulary.file if isinstance(vocabulary, Tokenizer) else None,
-        recipe={
-            "prefix": str(settings.prefix),
-            "index": sha256_of_file(index),
-            "bytes": corpus.tokens.nbytes,
-            "changed": corpus.path.stat().st_mtime_ns,
+        recipe=recipe
+        | {
+            "files": files,
+            "held_out": [corpus.held_out for corpus in corpora],
             "vocab_size": vocabulary.vocab_size,
             "eod_id": vocabulary.eod_id,
             "tokenizer": vocabulary.sha256,
-            "name": settings.layout.name,
-            "sequence_length": settings.layout.sequence_length,
-            "samples_per_member": settings.layout.samples_per_member,
-            "members_per_shard": settings.layout.members_per_shard,
+            "name": layout.name,
+            "sequence_length": layout.sequence_length,
+            "samples_per_member": layout.samples_per_member,
+            "members_per_shard": layout.members_per_shard,
             "validation_fraction": settings.validation_fraction,
             "deduplicate": settings.deduplicate,
         },
@@ -106,18 +124,22 @@ def import_megatron(settings: Import) -> Manifest:
         save_seconds=settings.save_seconds,
     )
     with sole_builder(settings.out):
-        manifest = finished(target) or _pack(settings, corpus, target)
+        manifest = finished(target) or _pack(settings, corpora, target)
     print_summary(manifest)
     return manifest
 
 
-def _pack(settings: Import, corpus: Corpus, target: Target) -> Manifest:
+def _pack(settings: Import, corpora: Sequence[Corpus], target: Target) -> Manifest:
     packing = Packing(target)
-    progress = Progress("importing", corpus.tokens.nbytes, done=packing.read)
+    progress = Progress("importing", sum(corpus.tokens.nbytes for corpus in corpora), done=packing.read)
     try:
-        for unit in _units(corpus, settings, packing.position[1]):
-            packing.take(unit)
-            progress.tell(packing.account.documents, packing.read - progress.done, packing.read)
+        first_file, first = packing.position
+        read = sum(corpus.tokens.nbytes for corpus in corpora[:first_file])
+        for number, corpus in enumerate(corpora[first_file:], start=first_file):
+            for unit in _units(corpus, settings, number, first if number == first_file else 0, read):
+                packing.take(unit)
+                progress.tell(packing.account.documents, packing.read - progress.done, packing.read)
+            read += corpus.tokens.nbytes
         progress.end()
         return packing.finish()
     except BaseException:
@@ -126,12 +148,13 @@ def _pack(settings: Import, corpus: Corpus, target: Target) -> Manifest:
         raise
 
 
-def _units(corpus: Corpus, settings: Import, first: int) -> Iterator[Encoded]:
-    """The documents from a number on, about a million tokens at a time."""
+def _units(corpus: Corpus, settings: Import, file: int, first: int, read: int) -> Iterator[Encoded]:
+    """The documents of a file from a number on, about a million tokens at a time; ``read`` bytes lie before it."""
     while first < len(corpus.ends):
         start = int(corpus.ends[first - 1]) if first else 0
         last = max(first + 1, int(np.searchsorted(corpus.ends, start + _UNIT_TOKENS, side="right")))
-        yield _encode(corpus, settings, first, last)
+        encoded = _encode(corpus, settings, first, last)
+        yield replace(encoded, end=(file, last), read=read + encoded.read)
         first = last
 
 
@@ -160,11 +183,15 @@ def _encode(corpus: Corpus, settings: Import, first: int, last: int) -> Encoded:
         read=int(corpus.ends[last - 1]) * corpus.tokens.itemsize,
         tokens=np.concatenate(kept) if kept else np.zeros(0, dtype=dtype),
         lengths=np.array([len(tokens) for tokens in kept], dtype=np.int64),
-        validation=np.array([is_validation(content, settings.validation_fraction) for content in contents], dtype=bool),
+        validation=np.array([_is_held_out(content, corpus, settings) for content in contents], dtype=bool),
         text_bytes=np.zeros(len(kept), dtype=np.int64),
         hashes=hashes_of(contents) if settings.deduplicate else None,
         faults=faults,
     )
+
+
+def _is_held_out(content: bytes, corpus: Corpus, settings: Import) -> bool:
+    return is_validation(content, settings.validation_fraction) if corpus.held_out is None else corpus.held_out
 
 
 def read_corpus(prefix: Path) -> Corpus:

@@ -1,7 +1,7 @@
 """What a run left behind: its curves, how it ended, and how long it took."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -21,6 +21,7 @@ class Curves:
     grad_norm: dict[int, float]
     validation: dict[int, float]
     last_point: float
+    bits_per_byte: dict[int, float] = field(default_factory=dict)
 
     def steps_not_finite(self) -> list[int]:
         """Steps whose loss or gradient norm was not finite."""
@@ -38,12 +39,11 @@ def read_curves(run_dir: Path) -> Curves:
     events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
     found = events.Tags()["scalars"]
-    points = {
-        tag: events.Scalars(tag) if tag in found else [] for tag in ("train/loss", "train/grad_norm", "validation/loss")
-    }
-    loss, grad_norm, validation = ({point.step: point.value for point in curve} for curve in points.values())
+    tags = ("train/loss", "train/grad_norm", "validation/loss", "validation/bits_per_byte")
+    points = {tag: events.Scalars(tag) if tag in found else [] for tag in tags}
+    loss, grad_norm, validation, bits = ({point.step: point.value for point in curve} for curve in points.values())
     last_point = max((point.wall_time for curve in points.values() for point in curve), default=0.0)
-    return Curves(loss, grad_norm, validation, last_point)
+    return Curves(loss, grad_norm, validation, last_point, bits)
 
 
 def judge(

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from pretrain.data.files import write_atomically
-from pretrain.data.manifest import Manifest, canonical_json, load_manifest
+from pretrain.data.manifest import NO_TOKENIZER, Manifest, canonical_json, load_manifest
 from pretrain.errors import UserError
 from tools.sweep.grid import DataPart, Grid
 
@@ -17,7 +17,9 @@ RECIPE_NAME = "recipe.json"
 
 
 def existing_data(grid: Grid) -> Manifest | None:
-    """The data, if it is built as the grid says now."""
+    """The data, if it is there, and as the grid says now if it was built for it."""
+    if grid.file.data.manifest is not None:
+        return load_manifest(grid.manifest) if grid.manifest.is_file() else None
     recipe = grid.file.work / "data" / RECIPE_NAME
     if not grid.manifest.is_file() or not recipe.is_file() or recipe.read_bytes() != _recipe(grid.file.data):
         return None
@@ -34,12 +36,25 @@ def samples_identity(manifest: Manifest) -> str:
     return hashlib.sha256(canonical_json(content)).hexdigest()
 
 
+def tokenizer_of(manifest: Manifest) -> str:
+    """What tells whether two data sets have the same tokens: the model's sha256, or the numbers of a foreign one."""
+    if manifest.tokenizer_sha256 != NO_TOKENIZER:
+        return manifest.tokenizer_sha256
+    return f"{NO_TOKENIZER}, {manifest.vocab_size} tokens, {manifest.eod_id} ends"
+
+
 def build_data(grid: Grid) -> Manifest:
     """The data, built if it is missing or was built otherwise; of several sweeps one builds and the others wait.
 
     Raises:
-        UserError: a tool refused, or failed.
+        UserError: a tool refused, or failed; or the data that should be there are not.
     """
+    if grid.file.data.manifest is not None:
+        if existing := existing_data(grid):
+            return existing
+        raise UserError(
+            f"{grid.path}: data.manifest={grid.manifest} does not exist; build it as configs/paper/README.md says"
+        )
     folder = grid.file.work / "data"
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / ".lock").open("w") as lock:
@@ -56,7 +71,7 @@ def build_data(grid: Grid) -> Manifest:
 def _recipe(data: DataPart) -> bytes:
     # The embedded text is that of the running Python.
     python = platform.python_version() if data.text is None else None
-    return json.dumps(data.model_dump(mode="json") | {"python": python}, indent=1).encode()
+    return json.dumps(data.model_dump(mode="json", exclude={"manifest"}) | {"python": python}, indent=1).encode()
 
 
 def _commands(data: DataPart, folder: Path) -> list[list[str]]:

@@ -5,10 +5,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from pretrain.config import Config
 from pretrain.config_file import load_config
@@ -28,17 +28,28 @@ class _Section(BaseModel):
 
 
 class DataPart(_Section):
-    """How the data is made, always in the same way.
+    """How the data is made, always in the same way, or where it is.
 
     ``text`` names files and folders, relative to the working directory; without it, the text that every Python brings
     along. ``max_bytes`` of text are taken, all without it. The rest are arguments of tools.tokenizer and tools.shards.
+
+    ``manifest``, alone, is the manifest.json of a data set that is there already, relative to the working directory.
     """
 
+    manifest: Path | None = None
     text: tuple[Path, ...] | None = Field(default=None, min_length=1)
     max_bytes: int | None = Field(default=None, gt=0)
-    vocab_size: int = Field(gt=0)
-    sequence_length: int = Field(gt=0)
-    validation_fraction: float = Field(gt=0, lt=1)
+    vocab_size: int | None = Field(default=None, gt=0)
+    sequence_length: int | None = Field(default=None, gt=0)
+    validation_fraction: float | None = Field(default=None, gt=0, lt=1)
+
+    @model_validator(mode="after")
+    def _made_or_given(self) -> Self:
+        needed = {"vocab_size", "sequence_length", "validation_fraction"}
+        given = {name for name, value in self if value is not None}
+        if given != {"manifest"} and ("manifest" in given or not needed <= given):
+            raise ValueError(f"give manifest alone, or {', '.join(sorted(needed))} to have the data made")
+        return self
 
 
 class Stage(_Section):
@@ -62,6 +73,7 @@ class GridFile(_Section):
         note: a paragraph below it: what it shows and what it does not.
         base: configuration of all runs, relative to the grid file.
         work: folder of data and runs, relative to the working directory.
+        processes: of each run, on this machine: one for each of its GPUs.
         keep_checkpoints: otherwise a run's checkpoints are removed once its result is recorded.
         diverged_above_unigram: nats per token; a run whose final validation loss is higher than the unigram entropy of
             the validation text by more than this has diverged.
@@ -75,6 +87,7 @@ class GridFile(_Section):
     note: str = ""
     base: Path
     work: Path
+    processes: int = Field(default=1, gt=0)
     keep_checkpoints: bool = False
     diverged_above_unigram: float = Field(ge=0, allow_inf_nan=False)
     data: DataPart
@@ -125,8 +138,8 @@ class Grid:
 
     @property
     def manifest(self) -> Path:
-        """Manifest of the data, once it is built."""
-        return self.file.work / "data" / "shards" / "manifest.json"
+        """Manifest of the data, once it is there."""
+        return self.file.data.manifest or self.file.work / "data" / "shards" / "manifest.json"
 
     def folder(self, run: Run) -> Path:
         """Where a run works."""
@@ -148,7 +161,8 @@ class Grid:
             UserError: naming the run, for settings that the trainer would refuse.
         """
         try:
-            return _checked_config(self.base, self.base.read_bytes(), tuple(self.overrides(run, taken)))
+            overrides = tuple(self.overrides(run, taken))
+            return _checked_config(self.base, self.base.read_bytes(), overrides, self.file.processes)
         except UserError as error:
             raise UserError(f"{self.path}: run {run.id}: {error}") from None
 
@@ -201,11 +215,11 @@ def _number(value: Any) -> Any:
 
 
 @cache
-def _checked_config(base: Path, content: bytes, overrides: tuple[str, ...]) -> Config:
+def _checked_config(base: Path, content: bytes, overrides: tuple[str, ...], processes: int) -> Config:
     """``content`` is that of ``base``: a file edited while the sweep runs is read again, as the trainer does."""
     config = load_config(base, list(overrides))
     check_config(config)
-    check_layout(config, 1)
+    check_layout(config, processes)
     return config
 
 

@@ -43,6 +43,8 @@ class Result:
         git_revision: of the code when the run started, with ``+changes`` if it was edited.
         data: identity of the samples (see `samples_identity`).
         unigram_entropy: of the validation text under the training frequencies, nats per token.
+        tokenizer: see `tokenizer_of`; None where it was not recorded.
+        bits_per_byte: of the last validation; None where it was not recorded, or the tokens' bytes are not known.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -65,6 +67,8 @@ class Result:
     git_revision: str | None
     data: str
     unigram_entropy: float
+    tokenizer: str | None = None
+    bits_per_byte: float | None = None
 
     @property
     def final_loss(self) -> float | None:

@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import math
 import os
 import shutil
 import signal
@@ -18,9 +19,10 @@ from pretrain.data.files import write_atomically
 from pretrain.data.manifest import Manifest
 from pretrain.launch import LAUNCHER_VARIABLES
 from pretrain.provenance import versions
+from pretrain.rampup import samples_of
 from tools.sweep import curves
-from tools.sweep.data import samples_identity
-from tools.sweep.grid import Grid, Run
+from tools.sweep.data import samples_identity, tokenizer_of
+from tools.sweep.grid import Grid, Run, Settings
 from tools.sweep.machine import code_revision, cores, describe
 from tools.sweep.plan import RUNNABLE, Planned, all_settings, plan
 from tools.sweep.results import Result, read_results, record
@@ -53,7 +55,7 @@ class Sweep:
     ) -> None:
         self._grid = grid
         self._data = data
-        self._threads = max(1, cores() // jobs)
+        self._threads = max(1, cores() // (jobs * grid.file.processes))
         self._most = jobs
         self._selected = selected
         self._report = report
@@ -111,7 +113,7 @@ class Sweep:
         self._tried.add(run.id)
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "pretrain", "train", str(grid.base), *grid.overrides(run, planned.taken)],
+                trainer(grid, run, planned.taken),
                 env=_alone() | {"OMP_NUM_THREADS": str(self._threads)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -194,7 +196,7 @@ class Sweep:
             reason=reason,
             settings=spec["settings"],
             steps=steps,
-            tokens=steps * config.train.global_batch * config.model.sequence_length,
+            tokens=samples_of(steps, config.train) * config.model.sequence_length,
             validation=[(step, curves.finite(loss)) for step, loss in sorted(found.validation.items())],
             train=curves.thinned(found.loss),
             grad_norm_max=found.grad_norm_max(),
@@ -205,6 +207,8 @@ class Sweep:
             git_revision=spec["git_revision"],
             data=spec["data"],
             unigram_entropy=entropy,
+            tokenizer=tokenizer_of(self._data),
+            bits_per_byte=curves.finite(found.bits_per_byte.get(config.train.steps, math.nan)),
         )
 
     def _clear_checkpoints(self, run: Run) -> None:
@@ -229,6 +233,13 @@ class Sweep:
 def _alone() -> dict[str, str]:
     """This process's environment without its launcher's place for it, which several trainers would take at once."""
     return {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
+
+
+def trainer(grid: Grid, run: Run, taken: Settings) -> list[str]:
+    """The command that trains a run, under torchrun where it is one of several processes."""
+    launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(grid.file.processes), "-m"]
+    module = ["pretrain", "train", str(grid.base), *grid.overrides(run, taken)]
+    return [sys.executable, "-m", *(launcher if grid.file.processes > 1 else []), *module]
 
 
 def is_held(folder: Path) -> bool:

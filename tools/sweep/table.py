@@ -4,6 +4,7 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from pretrain.rampup import samples_of
 from tools.sweep.grid import Grid, Run
 from tools.sweep.plan import Planned, State
 from tools.sweep.results import Result
@@ -97,7 +98,8 @@ def _length(grid: Grid, members: Sequence[Planned]) -> str:
     for each in members:
         settings = grid.config(each.run, each.taken or grid.first_candidates(each.run))
         steps, tokens = settings.train.steps, settings.train.global_batch * settings.model.sequence_length
-        texts.append(f"{steps:,} steps of {tokens:,} tokens, {steps * tokens / 1e6:.2f} M tokens a run")
+        whole = samples_of(steps, settings.train) * settings.model.sequence_length
+        texts.append(f"{steps:,} steps of {tokens:,} tokens, {whole / 1e6:.2f} M tokens a run")
     return "; ".join(dict.fromkeys(texts))
 
 

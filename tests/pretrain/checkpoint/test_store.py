@@ -1,6 +1,8 @@
 import json
+import math
 import multiprocessing
 import os
+import resource
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,16 @@ from pretrain.checkpoint import store
 from pretrain.checkpoint.files import DamageError, FileFacts, new_file
 from pretrain.errors import UserError
 from tests.pretrain.checkpoint.small import facts
+
+_SHARE = {"fingerprint": "f", "order": "", "samples": 8, "weight": 1.0, "max_epochs": None, "first": 0}
+_STAGE = {"start": 0, "shares": [_SHARE]}
+_ROLLBACK = {"at": 9, "to": 6, "first": 100, "count": 20}
+_SIGNALS = {"loss": [2.0, 3], "grad_norm": [1.0]}
+_SPIKES = {
+    "rollbacks": [_ROLLBACK],
+    "detector": {"values": _SIGNALS, "scores": _SIGNALS},
+    "layers": [{"step": 4, "values": {"gradient": [0.1]}}],
+}
 
 
 def published(folder: Path, step: int) -> Path:
@@ -75,6 +87,35 @@ def test_others_may_read_a_checkpoint(tmp_path: Path) -> None:
         (lambda folder: _rewrite(folder, state=facts(1, data={"stages": 5})["state"]), "state.data.stages: input"),
         (lambda folder: _rewrite(folder, state=facts(1, callbacks={"x": 5})["state"]), "state.callbacks.x: input"),
         (lambda folder: _rewrite(folder, state=facts(1, callbacks={"validation": {}})["state"]), "validation.step"),
+        (lambda folder: _rewrite(folder, state=facts(1, data={})["state"]), "state.data.stages: field required"),
+        (lambda folder: _rewrite_data(folder, stages=[_STAGE | {"start": 5}]), "the stages are not in order"),
+        (lambda folder: _rewrite_data(folder, stages=[_STAGE | {"shares": []}]), "shares: list should have at least 1"),
+        (lambda folder: _rewrite_data(folder, stages=[_STAGE | {"shares": [_SHARE | {"weight": math.nan}]}]), "weight"),
+        (lambda folder: _rewrite_data(folder, skipped=[[5, 0]]), "skipped.0.1: input should be greater than 0"),
+        (lambda folder: _rewrite_data(folder, skipped=[[5, 10**30]]), "skipped.0.1: input should be less than"),
+        (lambda folder: _rewrite_data(folder, skipped=[[5, 5], [9, 1]]), "the windows are not in order"),
+        (
+            lambda folder: _rewrite(folder, state=facts(1, train_seconds=math.inf)["state"]),
+            "train_seconds: input should",
+        ),
+        (
+            lambda folder: _rewrite(folder, state=facts(1, callbacks={"spikes": None})["state"]),
+            "callbacks.spikes: input",
+        ),
+        (lambda folder: _rewrite_spikes(folder, rollbacks=[{"at": 1}]), "spikes.rollbacks.0.to: field required"),
+        (
+            lambda folder: _rewrite_spikes(folder, rollbacks=[_ROLLBACK | {"at": "9"}]),
+            "rollbacks.0.at: input should be a",
+        ),
+        (
+            lambda folder: _rewrite_spikes(folder, rollbacks=[_ROLLBACK | {"count": 0}]),
+            "rollbacks.0.count: input should",
+        ),
+        (lambda folder: _rewrite_spikes(folder, detector={}), "spikes.detector.values: field required"),
+        (
+            lambda folder: _rewrite_spikes(folder, layers=[{"step": 1, "values": {"gradient": ["x"]}}]),
+            "gradient.0: input",
+        ),
         (lambda folder: _rewrite(folder, datasets=None), "run.json: datasets: field required"),
         (lambda folder: _rewrite(folder, tokenizer_sha256=7), "run.json: tokenizer_sha256: input"),
         (lambda folder: _rewrite(folder, vocab_size=1e300), "run.json: vocab_size: input"),
@@ -118,6 +159,23 @@ def _rewrite(folder: Path, sealed: bool = True, **changes: Any) -> None:
     (folder / "run.json").write_text(json.dumps(record))
 
 
+def _rewrite_data(folder: Path, **changes: Any) -> None:
+    data = {"stages": [_STAGE], "skipped": [[5, 5], [10, 1]], "bad_samples": 0}
+    _rewrite(folder, state=facts(1, data=data | changes)["state"])
+
+
+def _rewrite_spikes(folder: Path, **changes: Any) -> None:
+    _rewrite(folder, state=facts(1, callbacks={"spikes": _SPIKES | changes})["state"])
+
+
+def test_what_a_run_writes_is_no_damage(tmp_path: Path) -> None:
+    checkpoint = published(tmp_path, 1)
+    _rewrite_data(checkpoint)
+    assert store.read_record(checkpoint)["state"]["data"]["stages"] == [_STAGE]
+    _rewrite_spikes(checkpoint)
+    assert store.read_record(checkpoint)["state"]["callbacks"]["spikes"] == _SPIKES
+
+
 def test_partial_folders_are_never_used_twice_and_go_at_the_next_start(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
     assert store.new_partial(directory, 5) != store.new_partial(directory, 5)
@@ -135,7 +193,7 @@ def _another_process_gets_the_lock(folder: Path) -> bool:
     answers: multiprocessing.Queue[bool] = context.Queue()
     process = context.Process(target=_try_to_lock, args=(folder, answers))
     process.start()
-    answer = answers.get(timeout=60)
+    answer = answers.get(timeout=300)
     process.join()
     return answer
 
@@ -157,3 +215,14 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "other/checkpoints").write_text("")
     with pytest.raises(UserError, match="cannot write there"):
         store.require_writable(tmp_path / "other")
+
+
+def test_a_disk_that_takes_no_more_is_told_before_the_start(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        with pytest.raises(UserError, match="cannot write there: File too large"):
+            store.require_writable(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list((tmp_path / "checkpoints").iterdir())

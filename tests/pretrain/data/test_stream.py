@@ -74,10 +74,10 @@ def test_samples_are_the_shards_texts_in_the_order_of_seed_and_epoch(
     epochs = [shards.order(SEED, epoch, dp_rank, dp_size) for epoch in range(3)]
     texts = [text for epoch in epochs for place in epoch for text in text_of(place)]
     flat = np.concatenate(tokenizer.encode_documents(texts)).tolist()
-    stream = batches(shards, dp_rank, dp_size)
-    count = (len(flat) - 1) // LENGTH // stream.slots
+    stream, slots = batches(shards, dp_rank, dp_size), GLOBAL_BATCH // dp_size
+    count = (len(flat) - 1) // LENGTH // slots
     found = [row for rows in steps(stream, 0, count) for row in rows]
-    assert found == [flat[n * LENGTH : (n + 1) * LENGTH + 1] for n in range(count * stream.slots)]
+    assert found == [flat[n * LENGTH : (n + 1) * LENGTH + 1] for n in range(count * slots)]
     behind = stream.cursor_behind(count * GLOBAL_BATCH)
     assert behind is not None
     assert behind.epoch == 2

@@ -107,11 +107,27 @@ def broken(folder: Path, **changes: Any) -> None:
         ({"num_hidden_layers": 1}, r"has weights that our model has no place for: \['model\.layers\.1\."),
         ({"intermediate_size": 40}, r"mlp.gate_proj.weight is \(48, 32\), but config.json means \(40, 32\)"),
         ({"hidden_size": "wide"}, r"config\.json: "),
+        ({"num_key_value_heads": 3}, "describes no model: .* 4 heads in 3 groups"),
+        ({"max_position_embeddings": 0}, "describes no model: .* sequence 0"),
+        ({"intermediate_size": -1}, "describes no model: .* MLP of -1"),
+        ({"vocab_size": -1}, "describes no model: vocabulary -1"),
     ],
     ids=str,
 )
 def test_what_cannot_be_imported(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:
     llama().save_pretrained(tmp_path / "theirs")
+    broken(tmp_path / "theirs", **change)
+    with pytest.raises(UserError, match=complaint):
+        import_model(tmp_path / "theirs", tmp_path / "ours", CPU)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["theirs"]
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [({"n_head": 0}, "describes no model: .* 0 heads"), ({"attn_pdrop": 3}, "transformers cannot compute .*theirs: ")],
+)
+def test_a_gpt2_that_there_cannot_be(change: dict[str, Any], complaint: str, tmp_path: Path) -> None:
+    gpt2().save_pretrained(tmp_path / "theirs")
     broken(tmp_path / "theirs", **change)
     with pytest.raises(UserError, match=complaint):
         import_model(tmp_path / "theirs", tmp_path / "ours", CPU)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, DynamicCache, dynamic_module_utils
+from transformers import AutoModelForCausalLM, DynamicCache
 
 from megatron_ext import SCHEMES, ModelSettings, ResidualSettings
 from pretrain.errors import UserError
@@ -16,6 +16,7 @@ from pretrain.export.logits import our_logits, their_logits
 from pretrain.export.shipped.modeling_sphere_pretrain import visible
 from pretrain.export.targets import Target, not_gpt2, not_llama, target_of
 from tests.megatron_ext import small
+from tests.pretrain.export import shipped_code
 from tests.pretrain.export.exported import loaded, write
 
 pytestmark = pytest.mark.usefixtures("single_process")
@@ -125,8 +126,7 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any
     module = small.build(model)
     write(model, module, folder)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
-        patch.syspath_prepend(str(folder / "modules"))
+        shipped_code.kept_in(folder / "modules", patch)
         yield AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True).eval(), module
 
 

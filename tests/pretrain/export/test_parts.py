@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor
-from transformers import AutoTokenizer, dynamic_module_utils
+from transformers import AutoTokenizer
 
 from pretrain.data.tokenizer import Tokenizer
 from pretrain.errors import UserError
@@ -18,6 +18,7 @@ from pretrain.export.names import GPT2_NAMES, Heads, llama_names
 from pretrain.export.safetensors_files import write_files
 from pretrain.export.tokenizer import differing, sample_texts, write_tokenizer
 from tests.launch import REPOSITORY
+from tests.pretrain.export import shipped_code
 from tools.tokenizer import EOD_PIECE, train
 
 HEADS = Heads(groups=2, queries=3, head_dim=4)
@@ -104,8 +105,7 @@ def test_ids_are_those_of_sentencepiece(
     trained: tuple[str, Tokenizer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model_type, tokenizer = trained
-    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.syspath_prepend(str(tmp_path / "modules"))
+    shipped_code.kept_in(tmp_path / "modules", monkeypatch)
     folder = tmp_path / "out"
     folder.mkdir()
     kind = write_tokenizer(tokenizer.file, tokenizer.eod_id, folder)

@@ -18,7 +18,9 @@ from tests.pretrain.monitor import events
 NOT_IN_THE_RUNS = {
     "geometry/alpha_{sublayer}/{layer}",  # test_geometry.py
     "geometry/radius/{layer}",
-    "validation/loss/{name}",  # test_mixture_runs.py
+    "validation/loss/{name}",  # ../test_mixture_runs.py
+    "validation/bits_per_byte/{name}",
+    "train/global_batch",  # ../test_restart.py
     "data/bad_samples",  # data/test_damage.py
     "data/documents",  # test_stream_runs.py
     "data/{name}_documents",

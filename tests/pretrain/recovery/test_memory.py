@@ -1,6 +1,7 @@
 """Windows, rollbacks that a restart takes up, limits; reports there and back."""
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,14 @@ def test_the_window_holds_the_spike_and_what_is_around_it_but_nothing_that_stays
     assert window(wide, at(100), at(50), onset=99) == (93 * BATCH, 10 * BATCH)
     assert window(wide, at(100), at(97), onset=99) == (97 * BATCH, 6 * BATCH)
     assert window(config("spikes.skip_before=0", "spikes.skip_after=0"), at(100), at(50), 101) == (100 * BATCH, BATCH)
+
+
+def test_the_window_counts_back_over_the_steps_of_a_ramp() -> None:
+    ramp = ["train.rampup.start=8", "train.rampup.increment=8", "train.rampup.samples=80"]
+    rising = config("spikes.skip_before=2", "spikes.skip_after=1", *ramp)
+    # 10 steps of 8 samples, then 16: the spike of step 12, and the steps 10 to 13.
+    spike, target = TrainState(step=11, consumed_samples=96), TrainState(step=5, consumed_samples=40)
+    assert window(rising, spike, target, onset=12) == (72, 8 + 3 * 16)
 
 
 def test_the_window_lies_over_draws_of_which_some_are_left_out_already() -> None:
@@ -90,9 +99,19 @@ def test_reports_come_back_and_a_step_seen_again_is_one_report(tmp_path: Path) -
     reports.write(tmp_path, second, 1)
     assert reports.read_all(tmp_path) == [second, first]
     assert reports.recorded_rollbacks(tmp_path) == [made]
-    (tmp_path / "spikes" / "step-00000005.json").write_text('{"step": 5}')
-    with pytest.raises(UserError, match=r"step-00000005\.json is no report of a spike"):
-        reports.read_all(tmp_path)
+    path = tmp_path / "spikes" / "step-00000005.json"
+    told = json.loads(path.read_text())
+    window = dataclasses.asdict(made)
+    for change, complaint in (
+        ({"step": None}, "step: "),
+        ({"step": "5"}, "step: "),
+        ({"signals": {"loss": {"value": "x", "median": None, "score": None}}}, "signals.loss.value: "),
+        ({"rollback": window | {"count": 0}}, "rollback.count: Input should be greater than 0"),
+        ({"rollback": window | {"first": 10**30}}, "rollback.first: "),
+    ):
+        path.write_text(json.dumps(told | change))
+        with pytest.raises(UserError, match=rf"step-00000005\.json is no report of a spike: {complaint}"):
+            reports.read_all(tmp_path)
     reports.set_aside(tmp_path)
     assert reports.recorded_rollbacks(tmp_path) == []
     assert len(list((tmp_path / "spikes.before-1").iterdir())) == 2
@@ -104,6 +123,13 @@ def test_the_layers_that_moved_stand_first() -> None:
     assert found[0].value is None
     assert found[1].since == 5
     assert all(one.since is None for one in found[2:])
+
+
+def test_measurements_of_other_quantities_count_for_nothing() -> None:
+    now = {"step": 9, "values": {"gradient": [9.0, 1.0], "angle_mlp": [0.1]}}
+    odd = [{"gradient": [1.0]}, {"gradient": [1.0], "angle_mlp": [0.1]}, {}, {"gradient": [1.0, 1.0, 1.0]}]
+    found = changes([{"step": step, "values": odd[step % len(odd)]} for step in range(8)], now)
+    assert [one.median for one in found] == [None] * 3
 
 
 def test_a_page_shows_what_breaks_tables() -> None:

@@ -142,6 +142,26 @@ def test_an_infinite_gradient_on_one_rank_takes_all_back(data: Path, tmp_path: P
             assert "the update was skipped" in said
 
 
+def test_parts_of_a_model_go_back_together(data: Path, tmp_path: Path) -> None:
+    """The gradient of one tensor-parallel part, or of one stage, is infinite: all go on as one process would."""
+    more = ["train.precision=fp32", "train.steps=20", "checkpoint.every=6", "logging.every=4", "validation.every=0"]
+    curves = {}
+    for name, layout in (("one", []), ("tp", ["parallel.tp=2"]), ("pp", ["parallel.pp=2"])):
+        run, world_size = tmp_path / name, 2 if layout else 1
+        faulty = ("tests.pretrain.recovery.faulty_run", str(world_size - 1), str(15 * BATCH))
+        complete(
+            settings(data / "clean", run, "rollback", *more, *layout), tmp_path / f"{name}.log", world_size, faulty
+        )
+        (path,) = (run / "spikes").iterdir()
+        rollback = json.loads(path.read_text())["rollback"]
+        assert rollback == {"at": 16, "to": 12, "first": 13 * BATCH, "count": 33 * BATCH}
+        curves[name] = [runs.curve(run, tag) for tag in ("train/loss", "train/grad_norm")]
+        assert list(curves[name][0]) == list(range(1, 21))
+    for name in ("tp", "pp"):
+        for found, expected in zip(curves[name], curves["one"], strict=True):
+            assert found == pytest.approx(expected, rel=1e-4), name
+
+
 def test_checkpoints_from_within_a_spike_are_none_to_go_back_to(data: Path, tmp_path: Path) -> None:
     """It is acted on at its third step, when its first ones are saved; they are removed and saved anew."""
     more = ["spikes.act=1e9", "checkpoint.every=1", "train.steps=82", "validation.every=0"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config_file import load_config
-from pretrain.errors import SharedError
+from pretrain.errors import SharedError, UserError
 from pretrain.launch import Launch
 from pretrain.provenance import git_revision
 from pretrain.resilience.launches import Job, LaunchRecord, current_job, launches_folder, require_progress
@@ -38,6 +38,22 @@ def test_launches_are_numbered_and_hold_what_they_should(tmp_path: Path) -> None
     assert json.loads((second.folder / "end.json").read_text())["step"] == 20
     assert "launch 2 from step 10" in second.text()
     assert "job 17, restart 1" in second.text()
+
+
+def test_a_record_that_cannot_be_written_is_told_at_the_start_and_warned_of_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = launch(tmp_path / "run", 0)
+    for file in record.folder.iterdir():
+        file.unlink()
+    record.folder.rmdir()
+    record.add_hosts(["a"])
+    record.end(20, "finished", {})
+    assert capsys.readouterr().out.count("cannot be written: No such file or directory") == 2
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "launches").write_text("")
+    with pytest.raises(UserError, match=r"cannot write to .*launches: File exists"):
+        launch(tmp_path / "taken", 0)
 
 
 def test_two_launches_in_vain_are_enough(tmp_path: Path) -> None:

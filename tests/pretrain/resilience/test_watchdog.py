@@ -55,6 +55,19 @@ def test_factor_0_turns_it_off() -> None:
     assert ends == []
 
 
+def test_a_step_of_more_samples_may_take_longer() -> None:
+    dog, _ = watch(factor=5, floor_seconds=1)
+    for _ in range(FIRST_STEPS + 3):
+        dog.expect_step(8)
+        dog.step_ended(2.0)
+    assert dog.limit == 10.0
+    dog.expect_step(32)
+    assert dog.limit == 40.0
+    dog.expect_step()
+    assert dog.limit == 40.0
+    dog.close()
+
+
 @pytest.mark.parametrize(("seconds", "limit"), [(10.0, 50.0), (0.1, 30.0)])
 def test_the_limit_follows_the_median(seconds: float, limit: float) -> None:
     dog, _ = watch(factor=5, floor_seconds=30)
