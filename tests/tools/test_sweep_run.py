@@ -23,6 +23,16 @@ pytestmark = pytest.mark.dist
 
 FIRST, SECOND, HUGE = (f"rates/pre_norm/lr={rate}/seed=1" for rate in ("0.001", "0.01", "1.0e+30"))
 SEEDS = "seeds/pre_norm/seed=2"
+TASK_OF_SLURM = {
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+    "SLURM_STEP_NODELIST": "localhost",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "PRETRAIN_WORLD_SIZE": "1",
+}
+"""Of a sweep as a job: its trainers, several at once, must not take its place in the job, whose port is one."""
 
 
 class Started:
@@ -34,6 +44,7 @@ class Started:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tools.sweep", grid, "--jobs", "2"],
                 cwd=ROOT,
+                env=os.environ | TASK_OF_SLURM,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
