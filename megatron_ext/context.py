@@ -8,13 +8,13 @@ in the whole sample. Works on torch's own attention.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from megatron.core.tensor_parallel import gather_from_sequence_parallel_region
 from torch import Tensor
-from torch.nn.attention.bias import causal_lower_right
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from megatron_ext.documents import Documents
 
@@ -137,7 +137,7 @@ def attend_by_chunk(query: Tensor, key: Tensor, value: Tensor, cp_rank: int, cp_
     for half, chunk in enumerate(chunks_of(cp_rank, cp_size)):
         seen = (chunk + 1) * length
         own = q[:, :, half * length : (half + 1) * length]
-        parts.append(attend(own, k[:, :, :seen], v[:, :, :seen], attn_mask=causal_lower_right(length, seen)))
+        parts.append(attend(own, k[:, :, :seen], v[:, :, :seen], attn_mask=_lower_right(length, seen)))
     return torch.cat(parts, dim=2).permute(2, 0, 1, 3)
 
 
@@ -159,9 +159,19 @@ def attend_by_run(query: Tensor, key: Tensor, value: Tensor, runs: DocumentRuns,
         q, k, v = (
             tensor[rows].transpose(1, 2) for tensor, rows in ((query, query_rows), (key, key_rows), (value, key_rows))
         )
-        mask = causal_lower_right(query_rows.shape[1], key_rows.shape[1])
+        mask = _lower_right(query_rows.shape[1], key_rows.shape[1])
         parts.append(attend(q, k, v, attn_mask=mask).transpose(1, 2).flatten(0, 1))
     return torch.cat(parts)[runs.places]
+
+
+def _lower_right(queries: int, keys: int) -> Tensor:
+    """torch's causal_lower_right(queries, keys), which is asked for its numbers alone, without a tensor of that size.
+
+    torch's own takes 8 bytes for every pair, and cannot be made where a dispatch mode counts tensors.
+    """
+    mask: Any = Tensor._make_subclass(CausalBias, torch.empty(0))
+    mask.variant, mask.seq_len_q, mask.seq_len_kv = CausalVariant.LOWER_RIGHT, queries, keys
+    return mask  # type: ignore[no-any-return]
 
 
 def bounds_of(lengths: Tensor, device: torch.device) -> Tensor:

@@ -9,10 +9,12 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
+from pretrain.errors import UserError
 from pretrain.hardware import DEFAULT_GPU, DEFAULT_MFU, GPUS
 from pretrain.resilience.signals import Signals
-from pretrain.resilience.verdict import REQUEUE_STATUS
+from pretrain.resilience.verdict import REQUEUE_STATUS, leave_end
 from pretrain.resilience.wishes import Stop
 
 STATUS = {Stop.NO: 0, Stop.WISH: 0, Stop.SIGNAL: REQUEUE_STATUS, Stop.INTERRUPT: 130}
@@ -36,9 +38,30 @@ class Command:
     run: Callable[[Namespace], None]
 
 
+class _Parser(ArgumentParser):
+    """Tells a mistake in one line, as all of ours are."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; {self.prog} --help tells what it takes")
+
+
+def _as_setting(option: str) -> str:
+    """How what was typed as an option is written as a setting."""
+    from pretrain.config import Config
+    from pretrain.config_file import setting_types
+
+    name = option.lstrip("-").partition("=")[0].replace("-", "_")
+    near = sorted(setting for setting in setting_types(Config) if name in (setting, setting.rpartition(".")[2]))
+    return f"; settings are written section.key=value, as in {near[0] if near else 'train.steps'}=VALUE"
+
+
 def parse(arguments: Sequence[str] | None = None) -> tuple[Command, Namespace]:
-    """The command that was typed, and what it was given; ends the process where that is none."""
-    parser = ArgumentParser(prog="python -m pretrain", description="Pretrain a language model.")
+    """The command that was typed, and what it was given; ends the process where help was asked for.
+
+    Raises:
+        UserError: there is no such command, or it takes no such arguments.
+    """
+    parser = _Parser(prog="python -m pretrain", description="Pretrain a language model.")
     subparsers = parser.add_subparsers(dest="command", required=True)
     for command in COMMANDS:
         command.add_arguments(subparsers.add_parser(command.name, help=command.help))
@@ -48,7 +71,7 @@ def parse(arguments: Sequence[str] | None = None) -> tuple[Command, Namespace]:
         given.overrides += [text for text in rest if not text.startswith("-")]
         rest = [text for text in rest if text.startswith("-")]
     if rest:
-        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        parser.error(f"unrecognized arguments: {' '.join(rest)}{_as_setting(rest[0]) if 'overrides' in given else ''}")
     return next(command for command in COMMANDS if command.name == given.command), given
 
 
@@ -65,7 +88,11 @@ def _train(given: Namespace) -> None:
     from pretrain.run import run_training
 
     config = load_config(given.config, given.overrides)
-    sys.exit(STATUS[run_training(config, read_launch(), signals, given.overrides)])
+    status = STATUS[run_training(config, read_launch(), signals, given.overrides)]
+    signals.rest()
+    if status == 0:
+        leave_end()
+    sys.exit(status)
 
 
 def _preflight(given: Namespace) -> None:

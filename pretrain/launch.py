@@ -9,6 +9,12 @@ from dataclasses import dataclass
 
 from pretrain.errors import UserError
 
+LAUNCHER_VARIABLES = (
+    *("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("SLURM_STEP_NUM_TASKS", "PRETRAIN_WORLD_SIZE", "PRETRAIN_VERDICT"),
+)
+"""Without these a process is alone, whatever started its parent."""
+
 
 @dataclass(frozen=True)
 class Launch:

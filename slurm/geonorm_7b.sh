@@ -19,6 +19,8 @@
 #SBATCH --output=slurm-%x-%j.out
 
 CONFIG=configs/geonorm_7b.yaml
+LAUNCHER=${PROJECT:-${SLURM_SUBMIT_DIR:-.}}/slurm/launcher.sh
+[ -f "$LAUNCHER" ] || { echo "error: $LAUNCHER does not exist; submit from the project's folder, or set PROJECT" >&2 && exit 2; }
 # shellcheck source=slurm/launcher.sh
-. "${PROJECT:-$SLURM_SUBMIT_DIR}/slurm/launcher.sh"
+. "$LAUNCHER"
 launch "$@"

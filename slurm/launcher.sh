@@ -10,6 +10,7 @@
 # of the configuration. The settings of the site come from the environment, or better from a file slurm/site.sh, which is
 # sourced if it exists; SBATCH_PARTITION and SBATCH_ACCOUNT in the environment of sbatch name partition and account.
 #
+#   PROJECT    the project's folder, for sbatch alone; a job keeps two small files there (default: where sbatch was called)
 #   RUNS       folder of runs, shared by all nodes: run.dir=$RUNS/<name of the run>      (default: the configuration's)
 #   MANIFEST   data.manifest=$MANIFEST                                                   (default: the configuration's)
 #   CONTAINER  none | pyxis:IMAGE | apptainer:IMAGE, IMAGE with Python and the packages  (default: none)
@@ -164,9 +165,11 @@ tell_step() { [ -z "$step" ] || kill -s "$1" "$step" 2>/dev/null || true; }
 
 # --- what comes after -----------------------------------------------------------------------------------------------
 
+job_state() { scontrol show job "$SLURM_JOB_ID" | sed -n 's/.*JobState=\([A-Z_]*\).*/\1/p'; }
+
 requeue() { # REASON
     local state
-    state=$(scontrol show job "$SLURM_JOB_ID" | sed -n 's/.*JobState=\([A-Z]*\).*/\1/p')
+    state=$(job_state)
     if [ "$state" != RUNNING ]; then
         say "not requeued, since the job is $state: $1"
         exit "$status"
@@ -182,20 +185,26 @@ nodes_that_do_not_answer() {
 }
 
 # The step has ended: finished, requeue, or failed. The ranks' own verdict counts where there is one, because srun's status
-# may only be that of the ranks it ended after the first.
-decide() {
-    local verdict='' gone
+# may only be that of the ranks it ended after the first, and is 0 too when Slurm ended them all.
+decide() { # [told: status 0 counts only with the ranks' word]
+    local verdict='' gone state
     [ -z "$teller" ] || kill "$teller" 2>/dev/null || true
     [ -f "$PRETRAIN_VERDICT" ] && verdict=$(cat "$PRETRAIN_VERDICT")
     rm -f "$PRETRAIN_VERDICT" "$PRETRAIN_JOB_SCRIPT"
-    if [ "$status" = 0 ]; then
+    if [ "$status" = 0 ] && { [ "${1:-}" != told ] || [[ $verdict = ended:* ]]; }; then
         say "ended well"
         exit 0
     fi
+    [ "$status" != 0 ] || status=1
     gone=$(nodes_that_do_not_answer)
     [ -z "$gone" ] || requeue "no answer from $gone"
     [[ $verdict != requeue:* ]] || requeue "${verdict#requeue: }"
-    say "failed with status $status${verdict:+; first: ${verdict#failed: }}"
+    state=$(job_state)
+    if [ -z "$verdict" ] && [ "$state" != RUNNING ]; then
+        say "ended by Slurm, before the ranks could save: the job is $state"
+    else
+        say "failed with status $status${verdict:+; first: ${verdict#failed: }}"
+    fi
     exit "$status"
 }
 
@@ -211,12 +220,14 @@ prepare() {
     # srun takes this from the environment no more since Slurm 22.05.
     [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
+    # What this script tells its tasks reaches them also where sbatch --export names a few variables or NONE.
+    export SLURM_EXPORT_ENV=ALL
     export PYTHONUNBUFFERED=1 PYTHONPATH=$PROJECT${PYTHONPATH:+:$PYTHONPATH}
     export PRETRAIN_VERDICT=$PROJECT/.verdict-$SLURM_JOB_ID PRETRAIN_JOB_SCRIPT=$PROJECT/.job-$SLURM_JOB_ID.sh
     export PRETRAIN_NODES
     PRETRAIN_NODES=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | paste -sd' ')
-    rm -f "$PRETRAIN_VERDICT"
-    cp "$0" "$PRETRAIN_JOB_SCRIPT"
+    { rm -f "$PRETRAIN_VERDICT" && cp "$0" "$PRETRAIN_JOB_SCRIPT"; } ||
+        die "PROJECT=$PROJECT cannot be written to, and a job keeps two small files there"
     say "job $SLURM_JOB_ID, restart ${SLURM_RESTART_COUNT:-0}: $tasks tasks on $PRETRAIN_NODES, meeting at $MASTER_ADDR"
 }
 
@@ -237,7 +248,7 @@ launch() {
     start_step "${python[@]}" -m pretrain train "$CONFIG" ${settings[@]:+"${settings[@]}"}
     ! $requeue_wished || tell_step USR1
     wait_for_step
-    decide
+    decide told
 }
 
 # launch_sweep [argument of tools.sweep ...]: this array task's part of GRID. A sweep goes on where it was, run by run.

@@ -20,6 +20,8 @@
 #SBATCH --output=slurm-%x-%A_%a.out
 
 GRID=${GRID:-configs/paper/schemes_small.yaml}
+LAUNCHER=${PROJECT:-${SLURM_SUBMIT_DIR:-.}}/slurm/launcher.sh
+[ -f "$LAUNCHER" ] || { echo "error: $LAUNCHER does not exist; submit from the project's folder, or set PROJECT" >&2 && exit 2; }
 # shellcheck source=slurm/launcher.sh
-. "${PROJECT:-$SLURM_SUBMIT_DIR}/slurm/launcher.sh"
+. "$LAUNCHER"
 launch_sweep "$@"

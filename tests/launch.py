@@ -1,6 +1,7 @@
 """Start one gloo process per global rank and collect what they print."""
 
 import atexit
+import contextlib
 import functools
 import os
 import random
@@ -103,7 +104,8 @@ def _wait(processes: list[Forked], deadline: float) -> str | None:
 def _kill(processes: list[Forked]) -> None:
     for process in processes:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
-from torch import Tensor
+from torch import Tensor, nn
 
 from megatron_ext.residual import SUBLAYERS, Sublayer
 from megatron_ext.schemes.scheme import Scheme
@@ -42,6 +42,8 @@ class ResidualLayer(TransformerLayer):  # type: ignore[misc]
         # The stock handler, torch.enable_grad, builds a graph under no_grad too, as in a recomputed forward pass.
         self.bias_dropout_add_exec_handler = contextlib.nullcontext
         self._compiled: Callable[..., tuple[Tensor, Tensor | None]] | None = None
+        if self.recompute_mlp and config.add_bias_linear:
+            self.mlp.register_forward_hook(_give_a_copy_of_the_bias)
 
     def compile_passes(self) -> None:
         """From now on run training passes through torch.compile.
@@ -63,3 +65,10 @@ class ResidualLayer(TransformerLayer):  # type: ignore[misc]
         run: Any = super().forward if eager else self._compiled
         result: tuple[Tensor, Tensor | None] = run(hidden_states, *arguments, **named)
         return result
+
+
+def _give_a_copy_of_the_bias(mlp: nn.Module, inputs: tuple[Any, ...], outputs: tuple[Tensor, Tensor]) -> Any:
+    """Megatron-core's MLP hands its last bias on as it is. From a recomputed MLP the parameter itself would come out as
+    a result of the checkpoint, and its gradient would recompute the MLP again, without end."""
+    mixed, bias = outputs
+    return mixed, bias.clone()

@@ -3,13 +3,12 @@
 from collections.abc import Callable, Sequence
 
 from megatron_ext import scheme_of
-from pretrain.plan.layouts import Layout, Machines
+from pretrain.plan.layouts import FEW_TOKENS, Layout, Machines, tokens_of_a_gpu
 from pretrain.plan.memory import USABLE, dtype_of
 from pretrain.plan.timing import bubble_share
 from pretrain.recipe import advice, recipe_lr
 
 _LARGEST_BUBBLE = 0.1
-_FEW_TOKENS = 2048
 
 
 def fits(layout: Layout, machines: Machines) -> str | None:
@@ -37,8 +36,8 @@ def bubble_is_small(layout: Layout, machines: Machines) -> str | None:
 def batch_feeds_the_gpus(layout: Layout, machines: Machines) -> str | None:
     """A micro batch is large enough for large matrix products."""
     config = layout.config
-    tokens = config.train.micro_batch * config.model.sequence_length // (config.parallel.tp * config.parallel.cp)
-    if tokens >= _FEW_TOKENS:
+    tokens = tokens_of_a_gpu(config)
+    if tokens >= FEW_TOKENS:
         return None
     return (
         f"a micro batch has {tokens:,} tokens a GPU (over parallel.tp and cp), too few to come near the stated MFU; "

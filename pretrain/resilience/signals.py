@@ -42,6 +42,12 @@ class Signals:
         if signal.getsignal(signal.SIGINT) != signal.SIG_IGN:  # a job in a shell's background is not interrupted
             signal.signal(signal.SIGINT, self._interrupt)
 
+    @staticmethod
+    def rest() -> None:
+        """All is saved: what the batch system still says must not kill this process while it ends."""
+        for number in (signal.SIGUSR1, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+
     def _end(self, number: int, frame: FrameType | None) -> None:
         self._note(Stop.SIGNAL, number)
 

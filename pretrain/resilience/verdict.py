@@ -19,10 +19,19 @@ def leave_verdict(requeue: bool, reason: str, environment: Mapping[str, str] = o
 
     The first is the cause; what the others say may be its consequence.
     """
+    _leave("requeue" if requeue else "failed", reason, environment)
+
+
+def leave_end(environment: Mapping[str, str] = os.environ) -> None:
+    """Write ``ended: in order``: srun's status is 0 too when the batch system ended the processes before they could."""
+    _leave("ended", "in order", environment)
+
+
+def _leave(verdict: str, reason: str, environment: Mapping[str, str]) -> None:
     if not environment.get(VARIABLE):
         return
     path = Path(environment[VARIABLE])
-    text = f"{'requeue' if requeue else 'failed'}: {' '.join(reason.split())}\n"
+    text = f"{verdict}: {' '.join(reason.split())}\n"
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(text)

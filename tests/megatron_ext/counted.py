@@ -20,8 +20,9 @@ def saved_bytes(model: ModelSettings, parallel: ParallelSettings, micro_batch: i
         kept.setdefault(tensor.untyped_storage().data_ptr(), tensor)
         return tensor
 
-    tokens = torch.arange(micro_batch * model.sequence_length).view(micro_batch, -1) % model.vocab_size
-    positions = torch.arange(model.sequence_length).expand(micro_batch, -1)
+    sequence = model.sequence_length // parallel.cp
+    tokens = torch.arange(micro_batch * sequence).view(micro_batch, -1) % model.vocab_size
+    positions = torch.arange(sequence).expand(micro_batch, -1)
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = stage(tokens, positions, None, labels=tokens.roll(-1, dims=1)).sum()
     loss.backward()

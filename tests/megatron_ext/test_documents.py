@@ -260,13 +260,16 @@ def trained(model: ModelSettings, documents: Documents | None, positions: Tensor
     return {name: p.grad for name, p in global_names(stage).items()} | {"losses": losses.detach()}
 
 
+@pytest.mark.parametrize("linear_bias", [False, True], ids=["no biases", "biases"])
 @pytest.mark.parametrize("dropout", [0.0, 0.3])
-def test_recomputation_sees_the_same_documents_and_dropout_masks(dropout: float) -> None:
+def test_recomputation_sees_the_same_documents_and_dropout_masks(dropout: float, linear_bias: bool) -> None:
     _, _, documents, _ = small.packed_batch("lengths that repeat")
-    plain, recomputed = (
-        trained(small.settings(dropout=dropout, recompute=recompute), documents, documents.position_ids)
-        for recompute in ("none", "full")
+    changes: dict[str, Any] = {"dropout": dropout, "linear_bias": linear_bias}
+    plain, *recomputed = (
+        trained(small.settings(**changes, recompute=recompute), documents, documents.position_ids)
+        for recompute in ("none", "full", "selective")
     )
-    assert all(torch.equal(recomputed[name], value) for name, value in plain.items())
-    whole = trained(small.settings(dropout=dropout), None, torch.arange(small.SEQUENCE).expand(small.BATCH, -1))
+    for again in recomputed:
+        assert all(torch.equal(again[name], value) for name, value in plain.items())
+    whole = trained(small.settings(**changes), None, torch.arange(small.SEQUENCE).expand(small.BATCH, -1))
     assert not torch.equal(whole["losses"], plain["losses"])

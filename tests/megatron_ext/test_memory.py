@@ -21,6 +21,7 @@ CHOICES: list[dict[str, Any]] = [
     {"dropout": 0.1},
     {"dropout": 0.1, "recompute": "full"},
     {"recompute": "selective"},
+    {"recompute": "selective", "linear_bias": True},
     {"activation": "gelu", "normalization": "layernorm", "linear_bias": True, "positions": "learned"},
     {"num_query_groups": None, "qk_norm": True, "z_loss": 1e-4, "output_bias": "none"},
     {"tie_embeddings": True, "positions": "none", "vocab_size": 256},
@@ -104,12 +105,12 @@ def test_parameters_of_every_rank_are_exact(scheme: str, changes: dict[str, Any]
 
 
 @pytest.mark.dist
-def test_two_tensor_parallel_ranks_keep_what_is_measured_for_one() -> None:
+def test_two_parallel_ranks_keep_what_is_measured_for_one() -> None:
     outputs = launch("tests.megatron_ext.memory_worker", 2)
     counted = [int(number) for number in outputs[0].split()]
-    for sp, number in zip((False, True), counted, strict=True):
-        parts = stage_parts(model_of(), ParallelSettings(tp=2, sp=sp), 2, torch.bfloat16, "cpu")
-        assert all_saved(parts) == pytest.approx(number, rel=0.01)
+    for layout, number in zip(({"tp": 2}, {"tp": 2, "sp": True}, {"cp": 2}), counted, strict=True):
+        parts = stage_parts(model_of(), ParallelSettings(**layout), 2, torch.bfloat16, "cpu")
+        assert all_saved(parts) == pytest.approx(number, rel=0.01), layout
 
 
 def test_a_gpus_kernels_keep_less_of_attention_with_dropout_and_else_the_same() -> None:

@@ -85,7 +85,8 @@ def kill(processes: Sequence[subprocess.Popen[bytes] | Forked]) -> None:
     """kill -9, children included."""
     for process in processes:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has ended since
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from megatron_ext import build_model, find_documents
+from pretrain.commands import parse
 from pretrain.config_file import load_config
 from pretrain.data.manifest import load_manifest
 from pretrain.data.order import SampleOrder
 from pretrain.data.reader import ShardReader
 from pretrain.data.tokenizer import Tokenizer
+from pretrain.errors import UserError
 from pretrain.schedule import learning_rate
 from tests.launch import REPOSITORY
 from tests.pretrain import runs
@@ -77,6 +79,27 @@ def test_alone(manifest: Path, tmp_path: Path) -> None:
     damaged = run(command(*settings, "train.steps=9"))
     assert (damaged.returncode, damaged.stderr.count("\n")) == (2, 1)
     assert "checkpoint.on_damage=previous goes on from the one before" in damaged.stderr
+
+
+AS_A_SETTING = "; settings are written section.key=value, as in train.steps=VALUE; "
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train", "configs/demo.yaml", "--steps", "5"], f"unrecognized arguments: --steps{AS_A_SETTING}"),
+        (["train", "configs/demo.yaml", "--train.steps=5"], f"unrecognized arguments: --train.steps=5{AS_A_SETTING}"),
+        (["train"], "the following arguments are required: CONFIG"),
+        (["plan", "configs/demo.yaml", "--gpus", "many"], "argument --gpus: many is not a number of at least 1; "),
+        (["trian"], "argument command: invalid choice: 'trian'"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line(arguments: list[str], said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(arguments)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    assert str(caught.value).endswith("--help tells what it takes")
 
 
 @pytest.mark.usefixtures("single_process")

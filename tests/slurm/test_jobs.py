@@ -155,10 +155,11 @@ def test_preflight_names_the_node_whose_folder_is_not_shared(jobs: Submitter, cl
 
 def test_a_sweep_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
     """Two tasks on two nodes: each takes its part of the grid, and together they take all of it."""
-    stages = {"rates": {"vary": {"optimizer.lr": [0.001], "train.seed": [1]}}}
+    stages = {"rates": {"vary": {"optimizer.lr": [0.001], "train.seed": [1, 2]}}}
     grid = write_grid(tmp_path, content() | {"stages": stages})
     job = cluster.submit(
         "slurm/sweep.sh",
+        *("--jobs", "2"),
         options=[
             *("--array=0-1", "--gpus-per-node=0", "--cpus-per-task=3", "--mem=3000", "--time=30"),
             f"--output={tmp_path}/%a.out",
@@ -174,4 +175,4 @@ def test_a_sweep_as_an_array(cluster: Cluster, tmp_path: Path) -> None:
         ("geonorm", "finished"),
         ("pre_norm", "finished"),
     }, said
-    assert [text.count(": finished") for text in said] == [1, 1], said
+    assert [text.count(": finished") for text in said] == [2, 2], said

@@ -36,6 +36,54 @@ def test_slurm_accepts_it(cluster: Cluster, script: Path) -> None:
     assert refused.returncode != 0
 
 
+@pytest.mark.parametrize("script", SUBMITTED, ids=lambda path: path.name)
+def test_submitted_from_elsewhere(script: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["bash", script],
+        env={"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"error: {tmp_path}/slurm/launcher.sh does not exist; submit from the project's folder, or set PROJECT\n"
+    )
+
+
+def decided(status: int, verdict: str, state: str, folder: Path, *told: str) -> tuple[int, str]:
+    """Status and last words of a job whose step ended so."""
+    file = folder / "verdict"
+    file.write_text(verdict)
+    script = f"""
+        scontrol() {{ [ "$1" != show ] || echo "JobId=1 JobState={state} Reason=None"; }}
+        sinfo() {{ :; }}
+        sleep() {{ :; }}
+        status={status}; decide {" ".join(told)}
+    """
+    done = in_launcher(script, PRETRAIN_VERDICT=str(file), PRETRAIN_JOB_SCRIPT=str(folder / "job"), SLURM_JOB_ID="1")
+    assert not file.exists(), done.stderr
+    return done.returncode, done.stdout.partition("test: ")[2].strip()
+
+
+def test_what_follows_the_end_of_a_step(tmp_path: Path) -> None:
+    assert decided(0, "ended: in order", "RUNNING", tmp_path, "told") == (0, "ended well")
+    assert decided(0, "", "RUNNING", tmp_path) == (0, "ended well")
+    # Slurm may end all ranks at the time limit, and srun calls that a success.
+    assert decided(0, "", "TIMEOUT", tmp_path, "told") == (
+        1,
+        "ended by Slurm, before the ranks could save: the job is TIMEOUT",
+    )
+    assert decided(0, "requeue: SIGUSR1", "RUNNING", tmp_path, "told") == (1, "requeued: SIGUSR1")
+    assert decided(143, "failed: a defect", "RUNNING", tmp_path, "told") == (
+        143,
+        "failed with status 143; first: a defect",
+    )
+    assert decided(143, "requeue: SIGTERM", "CANCELLED", tmp_path, "told") == (
+        143,
+        "not requeued, since the job is CANCELLED: SIGTERM",
+    )
+
+
 ENVIRONMENT = "--container-env=PYTHONPATH,OMP_NUM_THREADS,PYTHONUNBUFFERED,MASTER_ADDR"
 
 

@@ -17,6 +17,7 @@ from typing import Any
 from pretrain.checkpoint import store
 from pretrain.data.files import write_atomically
 from pretrain.data.manifest import Manifest
+from pretrain.launch import LAUNCHER_VARIABLES
 from pretrain.provenance import versions
 from pretrain.rampup import samples_of
 from tools.sweep import curves
@@ -113,7 +114,7 @@ class Sweep:
         with (folder / "log").open("ab") as log:
             process = subprocess.Popen(
                 trainer(grid, run, planned.taken),
-                env=os.environ | {"OMP_NUM_THREADS": str(self._threads)},
+                env=_alone() | {"OMP_NUM_THREADS": str(self._threads)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -234,6 +235,11 @@ def trainer(grid: Grid, run: Run, taken: Settings) -> list[str]:
     launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(grid.file.processes), "-m"]
     module = ["pretrain", "train", str(grid.base), *grid.overrides(run, taken)]
     return [sys.executable, "-m", *(launcher if grid.file.processes > 1 else []), *module]
+
+
+def _alone() -> dict[str, str]:
+    """This process's environment without its launcher's place for it, which several trainers would take at once."""
+    return {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
 
 
 def is_held(folder: Path) -> bool:

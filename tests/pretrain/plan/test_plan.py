@@ -21,7 +21,7 @@ from pretrain.hardware import GPUS
 from pretrain.plan.command import PlanRequest, make_plan
 from pretrain.plan.disk import checkpoint_disk
 from pretrain.plan.layouts import Machines, changes, measured, rate
-from pretrain.plan.memory import persistent_bytes, rank_memory
+from pretrain.plan.memory import USABLE, persistent_bytes, rank_memory
 from pretrain.plan.page import page
 from pretrain.plan.plan import Plan
 from pretrain.plan.timing import step_time
@@ -222,6 +222,33 @@ def test_what_does_not_fit_gets_a_layout_that_does() -> None:
     assert again.layout.memory == made.better.memory
     assert again.layout.time == made.better.time
     assert again.better is None
+
+
+def test_a_proposal_uses_all_ways_of_dividing(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_sample = [
+        *("model.num_layers=2", "model.hidden_size=512", "model.num_attention_heads=2", "model.ffn_hidden_size=1024"),
+        *("model.sequence_length=65536", "train.micro_batch=1", "train.global_batch=1"),
+    ]  # for more ranks than there are heads and layers
+    with pytest.raises(UserError, match=r"; this would work: .*parallel\.cp=\d"):
+        plan("geonorm_125m.yaml", *one_sample, gpus=8)
+    assert plan("geonorm_125m.yaml", *one_sample, "parallel.cp=8", gpus=8).fits
+    undivided = [
+        *("model.num_layers=3", "model.hidden_size=1536", "model.num_attention_heads=3", "model.ffn_hidden_size=4099"),
+        *("train.micro_batch=1", "train.global_batch=8", "model.recompute=full"),
+    ]  # neither tp nor pp can be a power of two
+    needed = plan("geonorm_125m.yaml", *undivided, gpus=8).layout.memory.total
+    small = dataclasses.replace(GPUS["h100"], name="small", memory_gib=0.97 * needed / 2**30 / USABLE)
+    monkeypatch.setitem(GPUS, "small", small)  # type: ignore[arg-type]
+    divided = plan("geonorm_125m.yaml", *undivided, gpus=8, gpu="small")
+    assert divided.better is not None
+    assert [change.partition("=")[0] for change in changes(divided.config, divided.better.config)] == ["zero.stage"]
+
+
+def test_a_proposal_does_not_starve_the_gpu() -> None:
+    """Where the times are the same, the smallest micro batch would have the most memory to spare."""
+    made = plan("geonorm_125m.yaml", "train.micro_batch=512", gpus=1, gpu="3090")
+    assert made.better is not None
+    assert changes(made.config, made.better.config) == ["train.micro_batch=2"]
 
 
 def test_where_nothing_fits_it_says_so() -> None:

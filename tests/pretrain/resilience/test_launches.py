@@ -1,4 +1,5 @@
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -6,9 +7,10 @@ import pytest
 from pretrain.config_file import load_config
 from pretrain.errors import SharedError, UserError
 from pretrain.launch import Launch
+from pretrain.provenance import git_revision
 from pretrain.resilience.launches import Job, LaunchRecord, current_job, launches_folder, require_progress
-from pretrain.resilience.records import shown_environment
-from pretrain.resilience.verdict import leave_verdict
+from pretrain.resilience.records import git_diff, job_script, shown_environment
+from pretrain.resilience.verdict import leave_end, leave_verdict
 from tests.launch import REPOSITORY
 
 ALONE = Launch("alone", 0, 1, 0, "127.0.0.1", 12345)
@@ -92,14 +94,57 @@ def test_no_secret_is_recorded() -> None:
         "SLURM_JWT_TOKEN": "s4",
         "PRETRAIN_PASSWORD": "s5",
         "HTTPS_PROXY": "http://u:s6@proxy",
+        "SLURM_JWT": "s9",
     }
-    shown = shown_environment(secrets | {"SLURM_JOB_ID": "7", "NCCL_DEBUG": "INFO", "PYTHON_X": "http://u:s7@h/?k=s8"})
+    exported = {"SLURM_EXPORT_ENV": "ALL,HF_TOKEN=s10,DATABASE=s11 s12,NCCL_DEBUG=INFO"}
+    shown = shown_environment(
+        secrets | exported | {"SLURM_JOB_ID": "7", "NCCL_DEBUG": "INFO", "PYTHON_X": "http://u:s7@h/?k=s8"}
+    )
     assert "SLURM_JOB_ID=7\n" in shown
     assert "NCCL_DEBUG=INFO\n" in shown
     assert "PYTHON_X=http://***@h/?***\n" in shown
-    for number in range(1, 9):
+    assert "SLURM_EXPORT_ENV=ALL,HF_TOKEN=***,DATABASE=***,NCCL_DEBUG=INFO\n" in shown
+    for number in range(1, 13):
         assert f"s{number}" not in shown, number
     assert all(name in shown for name in secrets)
+
+
+def test_a_job_script_keeps_its_text_but_no_secret(tmp_path: Path) -> None:
+    kept = tmp_path / "job.sh"
+    kept.write_text(
+        "#SBATCH --export=ALL,HF_TOKEN=s1\nexport WANDB_API_KEY='s2 s3' AWS_SECRET_ACCESS_KEY=\"s4\"\n"
+        "curl https://u:s5@host/x\npython -m pretrain train a.yaml data.tokenizer=t.model MANIFEST=/a/b\n"
+    )
+    assert job_script({"SLURM_JOB_ID": "", "PRETRAIN_JOB_SCRIPT": str(kept)}) == (
+        "#SBATCH --export=ALL,HF_TOKEN=***\nexport WANDB_API_KEY=*** AWS_SECRET_ACCESS_KEY=***\n"
+        "curl https://***@host/x\npython -m pretrain train a.yaml data.tokenizer=t.model MANIFEST=/a/b\n"
+    )
+
+
+def git(folder: Path, *arguments: str) -> None:
+    who = ("-c", "user.name=n", "-c", "user.email=e")
+    subprocess.run(["git", "-C", folder, *who, *arguments], check=True, capture_output=True)
+
+
+def test_changes_are_recorded_with_new_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scheme of one's own is a new file: without it nobody could run this again."""
+    (tmp_path / "pretrain").mkdir()
+    (tmp_path / "pretrain" / "old.py").write_text("one = 1\nsame = 0\n")
+    git(tmp_path, "init")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "m")
+    assert git_diff(tmp_path) == ""
+    (tmp_path / "pretrain" / "old.py").write_text("two = 2\nsame = 0\n")
+    (tmp_path / "pretrain" / "scheme.py").write_text("new = 3\n")
+    (tmp_path / "pretrain" / "weights.bin").write_bytes(b"\0")
+    (tmp_path / "notes.txt").write_text("mine\n")
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")  # as a container's user sees what is mounted
+    diff = git_diff(tmp_path)
+    assert "-one = 1\n+two = 2\n" in diff
+    assert "+++ b/pretrain/scheme.py\n@@ -0,0 +1 @@\n+new = 3\n" in diff
+    assert not [word for word in ("weights.bin", "notes.txt", "mine") if word in diff]
+    assert git_diff(tmp_path / ".git" / "nowhere") == ""
+    assert git_revision("pretrain"), "this checkout is another owner's now"
 
 
 def test_the_first_verdict_counts(tmp_path: Path) -> None:
@@ -109,3 +154,6 @@ def test_the_first_verdict_counts(tmp_path: Path) -> None:
     leave_verdict(requeue=True, reason="c", environment=environment)
     assert file.read_text() == "failed: a b\n"
     leave_verdict(requeue=True, reason="c", environment={})
+    file.unlink()
+    leave_end(environment=environment)
+    assert file.read_text() == "ended: in order\n"

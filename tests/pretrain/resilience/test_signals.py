@@ -65,6 +65,16 @@ def test_an_interrupt_outranks_a_signal_and_stays() -> None:
     assert (signals.stop, signals.name) == (Stop.INTERRUPT, "SIGINT")
 
 
+def test_once_all_is_saved_nothing_kills() -> None:
+    signals = Signals()
+    signals.arm(speaks=False)
+    signals.rest()
+    # Python gives handlers of its own back to the system when it ends; what is ignored stays ignored.
+    assert [signal.getsignal(number) for number in (signal.SIGUSR1, signal.SIGTERM)] == [signal.SIG_IGN] * 2
+    send(signal.SIGTERM)
+    assert signals.stop == Stop.NO
+
+
 def test_ignored_interrupts_stay_ignored() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signals = Signals()
