@@ -41,9 +41,9 @@ class ResidualLayer(TransformerLayer):  # type: ignore[misc]
         self.entry = scheme.entry(config, settings) if first and scheme.entry else None
         # The stock handler, torch.enable_grad, builds a graph under no_grad too, as in a recomputed forward pass.
         self.bias_dropout_add_exec_handler = contextlib.nullcontext
+        self._compiled: Callable[..., tuple[Tensor, Tensor | None]] | None = None
         if self.recompute_mlp and config.add_bias_linear:
             self.mlp.register_forward_hook(_give_a_copy_of_the_bias)
-        self._compiled: Callable[..., tuple[Tensor, Tensor | None]] | None = None
 
     def compile_passes(self) -> None:
         """From now on run training passes through torch.compile.

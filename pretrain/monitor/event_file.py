@@ -18,6 +18,7 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 MOST_KEPT = 64 << 20
 """Bytes that wait for a disk; beyond them all that waits is given up."""
 _NUMBERS = itertools.count()
+"""Of the files of this process: TensorBoard reads those of one second in the order of their names."""
 
 
 class EventFile:
@@ -30,7 +31,7 @@ class EventFile:
             OSError: the folder cannot be made.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS)}"
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_NUMBERS):06d}"
         self.path = folder / name
         self._kept = io.BytesIO()
         self._records = RecordWriter(self._kept)

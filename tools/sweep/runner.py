@@ -230,16 +230,16 @@ class Sweep:
         self._active.clear()
 
 
-def _alone() -> dict[str, str]:
-    """This process's environment without its launcher's place for it, which several trainers would take at once."""
-    return {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
-
-
 def trainer(grid: Grid, run: Run, taken: Settings) -> list[str]:
     """The command that trains a run, under torchrun where it is one of several processes."""
     launcher = ["torch.distributed.run", "--standalone", "--nproc_per_node", str(grid.file.processes), "-m"]
     module = ["pretrain", "train", str(grid.base), *grid.overrides(run, taken)]
     return [sys.executable, "-m", *(launcher if grid.file.processes > 1 else []), *module]
+
+
+def _alone() -> dict[str, str]:
+    """This process's environment without its launcher's place for it, which several trainers would take at once."""
+    return {name: value for name, value in os.environ.items() if name not in LAUNCHER_VARIABLES}
 
 
 def is_held(folder: Path) -> bool:

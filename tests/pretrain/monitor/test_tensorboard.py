@@ -24,6 +24,13 @@ def test_a_resumed_curve_replaces_what_its_checkpoint_does_not_know(tmp_path: Pa
     assert events.points(tmp_path / BY_TOKENS, "train/loss_by_tokens") == by_tokens
 
 
+def test_files_of_one_second_are_read_in_their_order(tmp_path: Path) -> None:
+    for begin in range(12):
+        write(tmp_path, begin, range(begin + 1, 14), float(begin))
+    expected = [(step, float(min(step - 1, 11))) for step in range(1, 14)]
+    assert events.points(tmp_path, "train/loss") == expected
+
+
 def test_a_run_that_goes_back_replaces_what_came_after(tmp_path: Path) -> None:
     board = Board(tmp_path, 0, 0)
     for steps, value in ((range(1, 7), 1.0), (range(4, 9), 2.0)):

@@ -241,8 +241,7 @@ def test_a_proposal_uses_all_ways_of_dividing(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(GPUS, "small", small)  # type: ignore[arg-type]
     divided = plan("geonorm_125m.yaml", *undivided, gpus=8, gpu="small")
     assert divided.better is not None
-    assert divided.better.config.zero.stage >= 2
-    assert f"zero.stage={divided.better.config.zero.stage}" in changes(divided.config, divided.better.config)
+    assert "zero.stage" in [change.partition("=")[0] for change in changes(divided.config, divided.better.config)]
 
 
 def test_a_proposal_does_not_starve_the_gpu() -> None:
