@@ -219,7 +219,7 @@ def test_a_run_that_diverges_stops_and_keeps_its_checkpoints(manifest: Path, tmp
     folder = tmp_path / "run"
     done = run(
         command(
-            f"data.manifest={manifest}", f"run.dir={folder}", "model.init_std=1e30", "model.residual.scheme=pre_norm"
+            f"data.manifest={manifest}", f"run.dir={folder}", "model.init_std=1e38", "model.residual.scheme=pre_norm"
         )
     )
     assert done.returncode == 2, done.stdout + done.stderr
