@@ -26,8 +26,8 @@ def test_a_run_moves_from_context_parallel_ranks_to_virtual_stages(manifest: Pat
     shutil.rmtree(moved / "tensorboard")
     train(moved, 2, "parallel.pp=2", "parallel.vpp=2", "zero.stage=0")
     told = log.read_text()
-    assert "tp 1 x pp 1 x cp 2 x dp 1, ZeRO-3, on cpu" in told
-    assert "tp 1 x pp 2 x vpp 2 x dp 1, ZeRO-0, on cpu" in told
+    assert "tp 1 x pp 1 x cp 2 x dp 1, ZeRO-3, eager kernels on cpu" in told
+    assert "tp 1 x pp 2 x vpp 2 x dp 1, ZeRO-0, eager kernels on cpu" in told
     assert "zero.stage: 3 -> 0" in told
     for tag in TAGS:
         expected = {step: value for step, value in runs.curve(alone, tag).items() if step > 6}
