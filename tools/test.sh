@@ -41,7 +41,7 @@ install_triton() {
 triton_tests() {
     local status=0
     PYTHONPATH=$ROOT/.cache/triton${PYTHONPATH:+:$PYTHONPATH} \
-        python -m pytest -p tools.pytest_report -m 'triton and not gpu' "$@" || status=$?
+        python -m pytest -m 'triton and not gpu' "$@" || status=$?
     [ $status = 5 ] || return $status # nothing was selected
 }
 
