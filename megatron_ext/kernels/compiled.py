@@ -4,7 +4,7 @@ Rows may be of any number: a part is compiled for a number left open, so whateve
 before or after a restart, the same code computes the same bits. Compiled code is kept in TORCHINDUCTOR_CACHE_DIR.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -13,11 +13,10 @@ from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
 from torch._inductor import config as inductor
 from torch._inductor.exc import InductorError
-from torch.utils._pytree import tree_leaves
 
 from megatron_ext.kernels import eager
 from megatron_ext.kernels.rows import PARTS, RowKernels
-from megatron_ext.kernels.step import Branch
+from megatron_ext.kernels.step import Branch, Turn
 
 _OPTIONS: dict[str, Any] = {
     # As many threads as torch has when the code runs, not when it was compiled.
@@ -25,12 +24,19 @@ _OPTIONS: dict[str, Any] = {
     # A product may go into a sum unrounded.
     "cpp.enable_floating_point_contract_flag": "fast",
 }
+_CONSTANTS: dict[str, Any] = {
+    # Else the numbers of a second member would become variables of the code,
+    "specialize_float": True,
+    # and a ninth kind of arguments an error.
+    "recompile_limit": 1024,
+}
 
 
 class Part:
-    """A part that is compiled at its first call.
+    """A part that is compiled at its first call with a kind of arguments.
 
-    It is handed dense tensors without a graph, so that neither strides nor requires_grad ask for code of their own.
+    It is handed dense tensors without a graph, so that neither strides nor requires_grad ask for code of their own. The
+    member of the family is a constant of the code; step sizes and scales, which differ between layers, are not.
     """
 
     def __init__(self, part: Callable[..., Any]) -> None:
@@ -39,14 +45,22 @@ class Part:
 
     def __call__(self, *arguments: Any) -> Any:
         """As the eager part; raises InductorError where there is no compiler."""
-        dense = [_dense(argument) for argument in arguments]
-        matrices = [tensor for tensor in tree_leaves(dense) if isinstance(tensor, Tensor) and tensor.dim() > 1]
-        kind = tuple((tensor.dtype, tensor.shape[1]) for tensor in matrices)
-        if kind not in self._seen and matrices[0].shape[0] > 1:
+        device = arguments[0].device
+        dense = [_dense(argument, device) for argument in arguments]
+        leaves = list(_leaves(dense))
+        matrices = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 1]
+        kind = (
+            *((tensor.dtype, tensor.shape[1]) for tensor in matrices),
+            *(leaf for leaf in leaves if not isinstance(leaf, Tensor)),
+        )
+        if kind in self._seen:
+            return self._compiled(*dense)
+        if matrices[0].shape[0] > 1:
             self._seen.add(kind)
             for tensor in matrices:
                 torch._dynamo.mark_dynamic(tensor, 0)
-        return self._compiled(*dense)
+        with torch._dynamo.config.patch(_CONSTANTS):
+            return self._compiled(*dense)
 
 
 @cache
@@ -66,7 +80,24 @@ def why_not_compile(device: torch.device) -> str | None:
     return None
 
 
-def _dense(argument: Any) -> Any:
+def _dense(argument: Any, device: torch.device) -> Any:
     if isinstance(argument, Branch):
-        return Branch(_dense(argument.output), _dense(argument.bias), _dense(argument.kept), argument.dropout)
+        output, bias, kept = (_dense(tensor, device) for tensor in argument[:3])
+        return Branch(output, bias, kept, argument.dropout)
+    if isinstance(argument, Turn):
+        step_size, scale = (_number(number, device) for number in (argument.step_size, argument.scale))
+        return Turn(step_size, scale, argument.retraction)
     return argument.detach().contiguous() if isinstance(argument, Tensor) else argument
+
+
+def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
+    """What stands in tuples in tuples; torch's own pytree takes several times as long."""
+    for argument in arguments:
+        if isinstance(argument, tuple):
+            yield from _leaves(argument)
+        else:
+            yield argument
+
+
+def _number(value: float | Tensor, device: torch.device) -> Tensor:
+    return value.detach() if isinstance(value, Tensor) else torch.full((1,), value, dtype=torch.float32, device=device)

@@ -1,4 +1,4 @@
-"""The parts of the kernels that run over the hidden width, in torch's operations one by one: the reference.
+"""The parts of the kernels, each one or two passes over the hidden width, in torch's operations: the reference.
 
 They calculate in fp32 whatever the storage type, in fp64 for fp64, and round once. A number of every row is [rows, 1].
 """
@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from megatron_ext.kernels.step import Branch
+from megatron_ext.angle import Angle, angle_of, slope_in_scale
+from megatron_ext.kernels.step import Branch, Turn
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
@@ -34,14 +35,20 @@ def update_of(branch: Branch, dtype: torch.dtype) -> Tensor:
     return update if branch.kept is None else torch.where(branch.kept, update * (1 / (1 - branch.dropout)), 0.0)
 
 
-def measure(state: Tensor, branch: Branch) -> tuple[Tensor, Tensor, Tensor]:
-    """1 / r^2, <x, u> / r^2 and |v|^2 of every row. In two passes: u may be all but parallel to x."""
+def turn(state: Tensor, branch: Branch, how: Turn) -> tuple[Tensor, ...]:
+    """1 / r^2, <x, u> / r^2 and beta^2 of every row, then what :func:`combine` weighs x and u by.
+
+    In two passes over the width: u may be all but parallel to x.
+    """
     dtype = compute_dtype(state)
     x, u = state.to(dtype), update_of(branch, dtype)
     inverse = inverse_of(dot(x, x))
     share = dot(x, u) * inverse
     v = u - share * x
-    return inverse, share, dot(v, v)
+    q = how.step_size**2 * dot(v, v) * inverse
+    angle = _angle_of_live_rows(q, how, inverse)
+    of_update = how.step_size * angle.sine
+    return inverse, share, q, angle.cosine - of_update * share, of_update
 
 
 def combine(state: Tensor, branch: Branch, of_state: Tensor, of_update: Tensor) -> Tensor:
@@ -50,33 +57,59 @@ def combine(state: Tensor, branch: Branch, of_state: Tensor, of_update: Tensor) 
     return (of_state * x + of_update * u).to(state.dtype)
 
 
-def measure_back(
-    grad: Tensor, state: Tensor, known: Branch, of_known: Tensor, of_state: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """<g, x>, <g, v> and <x, v> of every row, where v = of_known known - of_state x. The last is all but zero."""
-    dtype = of_state.dtype
-    g, x = grad.to(dtype), state.to(dtype)
-    v = of_known * update_of(known, dtype) - of_state * x
-    return dot(g, x), dot(g, v), dot(x, v)
-
-
-def combine_back(
+def turn_back(
     grad: Tensor,
     state: Tensor,
     known: Branch,
-    of_known: Tensor,
-    of_state: Tensor,
-    cosine: Tensor,
-    sine: Tensor,
-    radial: Tensor,
-    tangential: Tensor,
-    along: Tensor,
-    share: Tensor,
-) -> tuple[Tensor, Tensor]:
-    """Gradients of x and u, the second without dropout's, from v as in :func:`measure_back`.
+    numbers: tuple[Tensor, Tensor, Tensor],
+    how: Turn,
+    learned: tuple[bool, bool],
+) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
+    """What :func:`combine_back` weighs by, and every row's part of the gradients of step size and scale if learned.
 
-    du = sine g + tangential v - along x,    dx = cosine g - radial x - along v - share du
+    In residual form, with G = dL/dv and h = dL/dq.
+
+    Args:
+        grad: of the new state.
+        state: the old one.
+        known: what the step was given, or with save=output the new state alone.
+        numbers: inverse, share and q of the step.
+        how: the step turned.
+        learned: whether the step size, and the scale, wants a gradient.
     """
+    (inverse, share, q), alpha = numbers, how.step_size
+    angle = _angle_of_live_rows(q, how, inverse)
+    sine = alpha * angle.sine
+    if how.retraction.save == "update":
+        of_known, of_state = torch.ones_like(q), share
+    else:  # v = (y - C x) / (alpha S)
+        of_known = torch.where(inverse > 0, 1 / sine, 0.0)
+        of_state = of_known * angle.cosine
+    g, x = grad.to(q.dtype), state.to(q.dtype)
+    v = of_known * update_of(known, q.dtype) - of_state * x
+    grad_x, grad_v, x_v = dot(g, x), dot(g, v), dot(x, v)  # the last is all but zero
+    # Through C and S; q depends on v and on r.
+    h = angle.cosine_slope * grad_x + alpha * angle.sine_slope * grad_v
+    # G = sine g + tangential v; v depends on u and, through the projection, on x.
+    tangential = 2 * alpha**2 * h * inverse
+    along = (sine * grad_x + tangential * x_v) * inverse
+    weights = (of_known, of_state, angle.cosine, sine, 2 * q * h * inverse, tangential, along, share)
+    of_alpha = angle.sine * grad_v + 2 * q * h / alpha if learned[0] else None
+    of_scale = None
+    if learned[1]:
+        # dC/ds = -sin(theta) phi and dS/ds = cos(theta) phi / beta, where the angle still grows.
+        slope = slope_in_scale(q, how.retraction.power, how.scale, how.retraction.max_angle)
+        of_scale = slope * (alpha * angle.cosine * grad_v - q * angle.sine * grad_x)
+    return weights, of_alpha, of_scale
+
+
+def combine_back(grad: Tensor, state: Tensor, known: Branch, weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Gradients of x and u, the second without dropout's, by the weights of :func:`turn_back`.
+
+    v = of_known known - of_state x,    du = sine g + tangential v - along x,
+    dx = cosine g - radial x - along v - share du
+    """
+    of_known, of_state, cosine, sine, radial, tangential, along, share = weights
     dtype = of_state.dtype
     g, x = grad.to(dtype), state.to(dtype)
     v = of_known * update_of(known, dtype) - of_state * x
@@ -112,3 +145,10 @@ def swiglu_back(grad: Tensor, gate_and_value: Tensor) -> Tensor:
     gate, value = gate_and_value.chunk(2, dim=-1)
     of_gate = torch.ops.aten.silu_backward(grad * value, gate)
     return torch.cat([of_gate, grad * F.silu(gate)], dim=-1)
+
+
+def _angle_of_live_rows(q: Tensor, how: Turn, inverse: Tensor) -> Angle:
+    """C, S and their slopes, with C = S = 0 in the rows of zeros: neither a value nor a gradient passes there."""
+    angle = angle_of(q, how.retraction.power, how.scale, how.retraction.max_angle)
+    live = (inverse > 0).to(q.dtype)
+    return angle._replace(cosine=live * angle.cosine, sine=live * angle.sine)

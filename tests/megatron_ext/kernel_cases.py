@@ -27,7 +27,11 @@ WAYS: list[tuple[Retraction, bool, bool]] = [
 
 
 def outcome(
-    kernels: Choice, dtype: torch.dtype, way: tuple[Retraction, bool, bool], shape: tuple[int, ...] = (5, 2, 72)
+    kernels: Choice,
+    dtype: torch.dtype,
+    way: tuple[Retraction, bool, bool],
+    shape: tuple[int, ...] = (5, 2, 72),
+    step_size: float = 0.7,
 ) -> dict[str, Tensor]:
     """Output and gradients in fp64, from inputs that bf16 holds; the first row's update is zero, the last state is."""
     retraction, learned, busy = way
@@ -39,7 +43,7 @@ def outcome(
     device = "cuda" if kernels != "eager" and torch.cuda.is_available() else "cpu"
     inputs = {"x": x, "u": u} | ({"bias": bias} if busy else {})
     inputs = {name: tensor.to(device, dtype).requires_grad_() for name, tensor in inputs.items()}
-    numbers: dict[str, Any] = {"step size": 0.7, "scale": 1.2}
+    numbers: dict[str, Any] = {"step size": step_size, "scale": 1.2}
     if learned:
         numbers = {name: torch.tensor([number], device=device, requires_grad=True) for name, number in numbers.items()}
         inputs |= numbers

@@ -13,7 +13,6 @@ from megatron_ext import kernels
 from megatron_ext.kernels import EAGER, kernels_of, resolve
 from megatron_ext.mlp import swiglu
 from megatron_ext.norms import RMSNorm
-from megatron_ext.retraction import Retraction
 from tests.launch import REPOSITORY
 from tests.megatron_ext import kernel_cases, small
 
@@ -23,20 +22,28 @@ def test_the_eager_kernels_in_fp32_and_bf16() -> None:
 
 
 def test_the_compiled_kernels() -> None:
-    """One set of code serves all retractions: two of them show each part, with and without what may come before."""
+    """Three members of the family in one process show each part, with and without what may come before."""
     torch._dynamo.reset()
     assert kernel_cases.check("compiled", kernel_cases.WAYS[8:9], [torch.float32]) == 5
+    assert kernel_cases.check("compiled", kernel_cases.WAYS[6:7], [torch.float32]) == 5
     assert kernel_cases.check("compiled", kernel_cases.WAYS[1:2], [torch.bfloat16]) == 8
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    other = outcome_with_other_sizes()
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before, "another number of rows was compiled"
-    for name, value in other.items():
+    other = [
+        kernel_cases.outcome("compiled", torch.bfloat16, kernel_cases.WAYS[1], (3, 7, 72)),
+        kernel_cases.outcome("compiled", torch.float32, kernel_cases.WAYS[8], (9, 1, 72), step_size=0.4),
+    ]
+    same = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert same == before, "another number of rows, or another step size, was compiled"
+    for name, value in (pair for outcome in other for pair in outcome.items()):
         assert value.isfinite().all(), name
 
 
-def outcome_with_other_sizes() -> dict[str, torch.Tensor]:
-    kernel_cases.outcome("compiled", torch.bfloat16, (Retraction(9.0), True, True), (3, 7, 72))
-    return kernel_cases.outcome("compiled", torch.float32, (Retraction(0.3, 1.0), True, False), (9, 1, 72))
+def test_nine_constants_are_compiled_in_one_process() -> None:
+    """Where torch's own limit is eight."""
+    x, gain = torch.randn(3, 8), torch.ones(8)
+    for eps in (0.1 * step for step in range(1, 10)):
+        expected = F.rms_norm(x, (8,), gain, eps)
+        torch.testing.assert_close(kernels.compiled.kernels().norm(x, gain, eps)[0], expected)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -46,6 +46,14 @@ def test_contenders_take_turns() -> None:
     assert waits == [count for turn in range(9) for count in (turn, turn + 1)]
 
 
+def test_a_rehearsed_turn_is_taken_twice_and_timed_once() -> None:
+    taken: list[str] = []
+    turns: dict[str, pairs.Turn] = {"a": lambda: taken.append("a"), "b": lambda: taken.append("b")}
+    timings = pairs.interleave(turns, 2, rehearse=True)
+    assert taken == ["a", "a", "b", "b"] * 2
+    assert [len(column) for column in timings.values()] == [2, 2]
+
+
 def test_a_turn_is_timed_to_the_end_of_the_device_s_work_and_sleep_is_no_cpu_time() -> None:
     pending = []
 

@@ -55,6 +55,8 @@ def interleave(
     synchronize: Callable[[], object] = lambda: None,
     prepare: Callable[[], object] = lambda: None,
     clocks: Mapping[str, Callable[[], float]] | None = None,
+    *,
+    rehearse: bool = False,
 ) -> Rounds:
     """Let every contender take one turn in each of ``rounds`` rounds, always in the same order.
 
@@ -63,11 +65,15 @@ def interleave(
         synchronize: waits for work that a turn left running on a device.
         prepare: called before each turn and not timed.
         clocks: seconds of computing, by contender; all threads of this process are counted where none is given.
+        rehearse: let each turn follow one of the same contender that is not timed, so that short turns find caches
+            and heap as they themselves leave them, and not as another contender does.
     """
     timings: Rounds = {name: [] for name in contenders}
     for _ in range(rounds):
         for name, turn in contenders.items():
             prepare()
+            if rehearse:
+                turn()
             cpu_clock = (clocks or {}).get(name, time.process_time)
             synchronize()
             computed, clock = cpu_clock(), time.perf_counter()

@@ -1,5 +1,6 @@
 """Forward and backward of the residual operations alone, on the CPU or on the GPU where CUDA is."""
 
+import ctypes
 import dataclasses
 import math
 import os
@@ -23,6 +24,7 @@ RETRACTIONS = {
     "geonorm": Retraction(math.inf, math.pi / 2, "output"),
 }
 ALPHA = 0.5
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # malloc.h
 
 
 def thread_counts(threads: int | None) -> list[int]:
@@ -38,6 +40,7 @@ def run(shapes: Sequence[tuple[int, int]], rounds: int, counts: Sequence[int]) -
     """
     if reason := why_not_compile(torch.device("cpu")):
         raise UserError(f"residual compares compiled kernels, and torch.compile does not work here ({reason})")
+    keep_freed_memory()
     rows, results, notes = [], [], []
     for count in counts:
         torch.set_num_threads(count)
@@ -51,6 +54,18 @@ def run(shapes: Sequence[tuple[int, int]], rounds: int, counts: Sequence[int]) -
     return f"{table(head, rows)}\n\nrounds: {rounds}" + next((note for note in notes if note), ""), results
 
 
+def keep_freed_memory() -> None:
+    """Have glibc keep what is freed, as torch's allocator for GPUs does; elsewhere nothing changes.
+
+    By default it returns some large blocks to the system and not others. The page faults of the next, alike for all
+    contenders, took up to half of the time here, and changed with the order of the contenders.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(_M_MMAP_MAX, 0)
+        libc.mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+
+
 def measure(shape: tuple[int, int], dtype: torch.dtype, rounds: int) -> pairs.Rounds:
     """All contenders in turn."""
     contenders: dict[str, pairs.Turn] = {NORM: norm_and_sum(shape, dtype)}
@@ -60,7 +75,7 @@ def measure(shape: tuple[int, int], dtype: torch.dtype, rounds: int) -> pairs.Ro
     for turn in contenders.values():
         for _ in range(3):
             turn()
-    return pairs.interleave(contenders, rounds)
+    return pairs.interleave(contenders, rounds, rehearse=True)
 
 
 def drawn(shape: tuple[int, int], dtype: torch.dtype, count: int, device: str = "cpu") -> list[Tensor]:
