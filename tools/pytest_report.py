@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-_MARKERS = ("slow", "gpu", "slurm")
+_MARKERS = ("slow", "gpu")
 _deselected: Counter[str] = Counter()
 
 

@@ -38,11 +38,34 @@ install_triton() {
     }
 }
 
-triton_tests() {
+selected() { # COMMAND ... of pytest, whose 5 says that nothing was selected
     local status=0
-    PYTHONPATH=$ROOT/.cache/triton${PYTHONPATH:+:$PYTHONPATH} \
-        python -m pytest -m 'triton and not gpu' "$@" || status=$?
-    [ $status = 5 ] || return $status # nothing was selected
+    "$@" || status=$?
+    [ $status = 5 ] || return $status
+}
+
+triton_tests() {
+    PYTHONPATH=$ROOT/.cache/triton${PYTHONPATH:+:$PYTHONPATH} selected python -m pytest -m 'triton and not gpu' "$@"
+}
+
+# Slurm's tests start one of their own, with network namespaces for its nodes, and install it if it is not there. They
+# wait for its timers most of the time, so they run beside the others. In a process group of its own: else Ctrl-C would
+# not reach it.
+begin_slurm_tests() {
+    slurm_said=$(mktemp)
+    set -m
+    selected python -m pytest -m 'slurm and not slow' "$@" >"$slurm_said" 2>&1 &
+    slurm=$!
+    set +m
+    trap 'kill -INT -- -$slurm 2>/dev/null || true' EXIT
+}
+
+end_slurm_tests() {
+    local status=0
+    wait "$slurm" || status=$?
+    cat "$slurm_said"
+    rm "$slurm_said"
+    return $status
 }
 
 slow_tests() {
@@ -64,13 +87,19 @@ else
     stage 'ruff check' ruff check .
     stage 'ruff format' ruff format --check .
     stage mypy mypy
-    markers='not slow and not gpu'
-    # They start a Slurm of their own, with network namespaces for its nodes, and install it if it is not there.
-    [ "$(id -u)" = 0 ] || markers+=' and not slurm'
+    markers='not slow and not gpu and not slurm and not triton'
     # They drive Chromium, and install it if it is not there.
     [ "$(id -u)" = 0 ] || has_chromium || markers+=' and not browser'
-    stage pytest python -m pytest -p tools.pytest_report -m "$markers and not triton" "$@"
-    if install_triton; then stage 'pytest, triton' triton_tests "$@"; else echo 'NOT RUN: the tests marked triton'; fi
+    case " $* " in
+        *' -m'*) stage pytest python -m pytest -p tools.pytest_report "$@" ;;
+        *)
+            [ "$(id -u)" != 0 ] || begin_slurm_tests "$@"
+            stage pytest python -m pytest -p tools.pytest_report -m "$markers" "$@"
+            if install_triton; then stage 'pytest, triton' triton_tests "$@"; else echo 'NOT RUN: the tests marked triton'; fi
+            if [ "$(id -u)" = 0 ]; then stage 'pytest, slurm, begun beside the others' end_slurm_tests
+            else echo 'NOT RUN: the tests marked slurm, which need root'; fi
+            ;;
+    esac
 fi
 if [ ${#failed[@]} -gt 0 ]; then
     printf 'failed: %s\n' "$(printf '%s, ' "${failed[@]}" | sed 's/, $//')"

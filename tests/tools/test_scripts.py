@@ -9,7 +9,7 @@ import pytest
 
 from tests.launch import REPOSITORY
 
-SCRIPTS = [*sorted((REPOSITORY / "tools").glob("*.sh")), REPOSITORY / ".ci/run"]
+SCRIPTS = [*sorted((REPOSITORY / "tools").glob("*.sh")), *sorted(REPOSITORY.glob(".ci/*"))]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
