@@ -66,7 +66,9 @@ class TritonKernels:
             grad_update,
             *of_numbers,
             hidden,
-            **_constants(hidden, known.bias, known.kept, turn, learned),
+            **_constants(hidden, known.bias, known.kept, turn),
+            STEP_SIZE_LEARNED=learned[0],
+            SCALE_LEARNED=learned[1],
             OUTPUT_SAVED=turn.retraction.save == "output",
         )
         sums = (part.sum() if wanted else None for part, wanted in zip(of_numbers, learned, strict=True))
@@ -107,9 +109,7 @@ def _of_turn(turn: Turn) -> tuple[Any, Any]:
     return turn.step_size, turn.scale
 
 
-def _constants(
-    hidden: int, bias: Tensor | None, kept: Tensor | None, turn: Turn, learned: tuple[bool, bool] | None = None
-) -> dict[str, Any]:
+def _constants(hidden: int, bias: Tensor | None, kept: Tensor | None, turn: Turn) -> dict[str, Any]:
     if hidden > WIDEST_ROW:
         raise ValueError(f"kernels=triton: rows of {hidden} are wider than {WIDEST_ROW}; set compiled or eager")
     power, bound = turn.retraction.power, turn.retraction.max_angle
@@ -123,7 +123,7 @@ def _constants(
         "FREE": bound is None,
         "BIAS": bias is not None,
         "DROP": kept is not None,
-        "LEARNED_STEP_SIZE": isinstance(turn.step_size, Tensor),
-        "LEARNED_SCALE": isinstance(turn.scale, Tensor),
+        "STEP_SIZE_IS_TENSOR": isinstance(turn.step_size, Tensor),
+        "SCALE_IS_TENSOR": isinstance(turn.scale, Tensor),
         "num_warps": min(max(block // 256, 1), 16),
     }

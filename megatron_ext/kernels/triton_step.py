@@ -69,8 +69,8 @@ def forward(
     FREE: tl.constexpr,
     BIAS: tl.constexpr,
     DROP: tl.constexpr,
-    LEARNED_STEP_SIZE: tl.constexpr,
-    LEARNED_SCALE: tl.constexpr,
+    STEP_SIZE_IS_TENSOR: tl.constexpr,
+    SCALE_IS_TENSOR: tl.constexpr,
 ):
     """Reads x and u once and writes y; 1 / r^2, <x, u> / r^2 and q of the row go out for the backward pass."""
     row = tl.program_id(0).to(tl.int64)
@@ -78,14 +78,14 @@ def forward(
     inside = columns < hidden
     x = _row(state, state_stride, row, columns, inside)
     u = _update(output, output_stride, bias, kept, keep_scale, row, hidden, columns, inside, BIAS, DROP)
-    alpha = _number(step_size, LEARNED_STEP_SIZE)
+    alpha = _number(step_size, STEP_SIZE_IS_TENSOR)
     squared_norm = tl.sum(x * x, 0)
     live = squared_norm > _TINY
     inverse = tl.where(live, 1.0 / tl.where(live, squared_norm, 1.0), 0.0)
     share = tl.sum(x * u, 0) * inverse
     v = u - share * x
     q = alpha * alpha * tl.sum(v * v, 0) * inverse
-    cosine, sine, _, _, _ = angle_of(q, _number(scale, LEARNED_SCALE), POWER, FREE, bound, cos_bound, sin_bound)
+    cosine, sine, _, _, _ = angle_of(q, _number(scale, SCALE_IS_TENSOR), POWER, FREE, bound, cos_bound, sin_bound)
     y = tl.where(live, cosine, 0.0) * x + tl.where(live, alpha * sine, 0.0) * v
     tl.store(new_state + row * hidden + columns, y.to(new_state.dtype.element_ty), mask=inside)
     tl.store(inverse_out + row, inverse)
@@ -122,8 +122,10 @@ def backward(
     FREE: tl.constexpr,
     BIAS: tl.constexpr,
     DROP: tl.constexpr,
-    LEARNED_STEP_SIZE: tl.constexpr,
-    LEARNED_SCALE: tl.constexpr,
+    STEP_SIZE_IS_TENSOR: tl.constexpr,
+    SCALE_IS_TENSOR: tl.constexpr,
+    STEP_SIZE_LEARNED: tl.constexpr,
+    SCALE_LEARNED: tl.constexpr,
     OUTPUT_SAVED: tl.constexpr,
 ):
     """Reads x, g and the update (or y) once, writes dx and du, and the row's part of the learned numbers' gradients."""
@@ -133,10 +135,10 @@ def backward(
     g = _row(grad, grad_stride, row, columns, inside)
     x = _row(state, state_stride, row, columns, inside)
     inverse, share, q = tl.load(inverse_in + row), tl.load(share_in + row), tl.load(q_in + row)
-    alpha = _number(step_size, LEARNED_STEP_SIZE)
+    alpha = _number(step_size, STEP_SIZE_IS_TENSOR)
     live = inverse > 0
     cosine, sine, cosine_slope, sine_slope, slope = angle_of(
-        q, _number(scale, LEARNED_SCALE), POWER, FREE, bound, cos_bound, sin_bound
+        q, _number(scale, SCALE_IS_TENSOR), POWER, FREE, bound, cos_bound, sin_bound
     )
     cosine, sine = tl.where(live, cosine, 0.0), tl.where(live, sine, 0.0)
     if OUTPUT_SAVED:
@@ -153,7 +155,7 @@ def backward(
     dx = cosine * g - (2.0 * q * h * inverse) * x - along * v - share * du
     tl.store(grad_state + row * hidden + columns, dx.to(grad_state.dtype.element_ty), mask=inside)
     tl.store(grad_update + row * hidden + columns, du.to(grad_update.dtype.element_ty), mask=inside)
-    if LEARNED_STEP_SIZE:
+    if STEP_SIZE_LEARNED:
         tl.store(of_step_size + row, sine * grad_v + 2.0 * q * h / alpha)
-    if LEARNED_SCALE:
+    if SCALE_LEARNED:
         tl.store(of_scale + row, slope * (alpha * cosine * grad_v - q * sine * grad_x))

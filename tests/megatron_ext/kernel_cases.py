@@ -101,18 +101,35 @@ def check(
 
 
 def check_triton_alone() -> None:
-    """Strided rows, rows wider than a block of any type, and sums that never change."""
+    """Strided rows, rows wider than a block of any type, sums that never change, and numbers that are not learned."""
     wide = torch.randn(3, 2 * 300)
     views = outcome_of_views(wide[:, :300], wide[:, 300:])
     copies = outcome_of_views(wide[:, :300].contiguous(), wide[:, 300:].contiguous())
     assert all(torch.equal(a, b) for a, b in zip(views, copies, strict=True))
     again = [outcome("triton", torch.float32, WAYS[1]) for _ in range(2)]
     assert all(torch.equal(again[0][name], again[1][name]) for name in again[0])
+    check_numbers_that_are_frozen()
     x = torch.randn(1, 16384)
     y = retract(x, torch.randn(1, 16384), 0.5, Retraction(), kernels="triton")
     torch.testing.assert_close(y.norm(), x.norm())
     with pytest.raises(ValueError, match="rows of 16385 are wider than 16384"):
         retract(torch.randn(1, 16385), torch.randn(1, 16385), 0.5, Retraction(), kernels="triton")
+
+
+def check_numbers_that_are_frozen() -> None:
+    """Step size and scale may be tensors without a gradient: the backward pass then writes none, over the state least
+    of all."""
+    for wanted in ((False, False), (False, True), (True, False)):
+        results = []
+        for kernels in ("eager", "triton"):
+            generator = torch.Generator().manual_seed(0)
+            x, u = (torch.randn(5, 72, generator=generator, requires_grad=True) for _ in range(2))
+            numbers = [torch.tensor([0.7], requires_grad=wanted[0]), torch.tensor([1.2], requires_grad=wanted[1])]
+            y = retract(x, u, numbers[0], Retraction(2.0), numbers[1], kernels=kernels)
+            (y.square().sum() + y.sum()).backward()
+            results.append([x, u, y, *(tensor.grad for tensor in (x, u, *numbers) if tensor.requires_grad)])
+        for a, e in zip(*results, strict=True):
+            torch.testing.assert_close(a, e, rtol=1e-5, atol=1e-4)
 
 
 def outcome_of_views(x: Tensor, u: Tensor) -> list[Tensor]:
