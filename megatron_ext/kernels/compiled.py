@@ -27,7 +27,9 @@ _OPTIONS: dict[str, Any] = {
 _CONSTANTS: dict[str, Any] = {
     # Else the numbers of a second member would become variables of the code,
     "specialize_float": True,
-    # and a ninth kind of arguments an error.
+    # a second width would make one of every width,
+    "automatic_dynamic_shapes": False,
+    # and a ninth kind of arguments would be an error.
     "recompile_limit": 1024,
 }
 
@@ -48,19 +50,16 @@ class Part:
         device = arguments[0].device
         dense = [_dense(argument, device) for argument in arguments]
         leaves = list(_leaves(dense))
-        matrices = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 1]
-        kind = (
-            *((tensor.dtype, tensor.shape[1]) for tensor in matrices),
-            *(leaf for leaf in leaves if not isinstance(leaf, Tensor)),
-        )
+        kind = (*_around(device), *map(_kind, leaves))
         if kind in self._seen:
             return self._compiled(*dense)
-        if matrices[0].shape[0] > 1:
-            self._seen.add(kind)
-            for tensor in matrices:
-                torch._dynamo.mark_dynamic(tensor, 0)
+        for leaf in leaves:
+            if isinstance(leaf, Tensor) and leaf.dim() > 1 and len(leaf) > 1:
+                torch._dynamo.mark_dynamic(leaf, 0)
         with torch._dynamo.config.patch(_CONSTANTS):
-            return self._compiled(*dense)
+            results = self._compiled(*dense)
+        self._seen.add(kind)
+        return results
 
 
 @cache
@@ -97,6 +96,26 @@ def _leaves(arguments: Iterable[Any]) -> Iterator[Any]:
             yield from _leaves(argument)
         else:
             yield argument
+
+
+def _kind(leaf: Any) -> Any:
+    """What of an argument torch.compile makes code for; of a number of rows only whether it is none, one or more."""
+    if not isinstance(leaf, Tensor):
+        return leaf
+    return leaf.dtype, min(leaf.shape[0], 2), leaf.shape[-1], leaf.is_inference()
+
+
+def _around(device: torch.device) -> tuple[Any, ...]:
+    """The same of what is around a call."""
+    return (
+        device,
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(device.type),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+    )
 
 
 def _number(value: float | Tensor, device: torch.device) -> Tensor:

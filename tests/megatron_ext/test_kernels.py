@@ -1,9 +1,12 @@
 """The implementations agree; each is chosen where it can run, and refused or replaced with a word where it cannot."""
 
+import math
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ import torch.nn.functional as F
 
 from megatron_ext import kernels
 from megatron_ext.kernels import EAGER, kernels_of, resolve
+from megatron_ext.kernels.compiled import Part
 from megatron_ext.mlp import swiglu
 from megatron_ext.norms import RMSNorm
 from tests.launch import REPOSITORY
@@ -23,7 +27,6 @@ def test_the_eager_kernels_in_fp32_and_bf16() -> None:
 
 def test_the_compiled_kernels() -> None:
     """Three members of the family in one process show each part, with and without what may come before."""
-    torch._dynamo.reset()
     assert kernel_cases.check("compiled", kernel_cases.WAYS[8:9], [torch.float32]) == 5
     assert kernel_cases.check("compiled", kernel_cases.WAYS[6:7], [torch.float32]) == 5
     assert kernel_cases.check("compiled", kernel_cases.WAYS[1:2], [torch.bfloat16]) == 8
@@ -44,6 +47,46 @@ def test_nine_constants_are_compiled_in_one_process() -> None:
     for eps in (0.1 * step for step in range(1, 10)):
         expected = F.rms_norm(x, (8,), gain, eps)
         torch.testing.assert_close(kernels.compiled.kernels().norm(x, gain, eps)[0], expected)
+
+
+def graphs_of(part: Part, rows: Iterable[int], *others: Any, width: int = 8) -> list[int]:
+    """Graphs that were made by a call with each number of rows."""
+    made = []
+    for number in rows:
+        before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        part(torch.ones(number, width), *others)
+        made.append(torch._dynamo.utils.counters["stats"]["unique_graphs"] - before)
+    return made
+
+
+def test_what_code_is_made_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For every width and all that is around a call, at its first time; for no number of rows but none and one."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda part, **_: compile_(part, fullgraph=True, backend="eager"))
+
+    def scaled(x: torch.Tensor, factor: float, *gains: torch.Tensor) -> torch.Tensor:
+        return sum(gains, x * math.exp(factor))  # which would be an error if the factor were a variable
+
+    part = Part(scaled)
+    rows, new = (3, 5, 1, 1, 0, 0, 7), [1, 0, 1, 0, 1, 0, 0]
+    for width in (8, 16, 24):
+        assert graphs_of(part, rows, 0.5, width=width) == new
+    for factor in (0.1, 0.2, 0.3):
+        assert graphs_of(part, (3, 5), factor) == [1, 0]
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        for factor in (0.1, 0.2, 0.3):
+            assert graphs_of(part, (3, 5), factor) == [1, 0]
+    finally:
+        torch.set_num_threads(threads)
+    for gain in (torch.ones(8), torch.ones(8, dtype=torch.bfloat16)):
+        assert graphs_of(part, (3, 5), 0.1, gain) == [1, 0]
+    with torch.inference_mode():
+        assert graphs_of(part, (3, 5), 0.1) == [1, 0]
+    with torch.no_grad():
+        assert graphs_of(part, (3, 5), 0.1) == [1, 0]
+    assert graphs_of(part, (9,), 0.1) == [0]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -160,7 +203,6 @@ def test_the_triton_kernels_on_a_gpu() -> None:
 
 @pytest.mark.gpu
 def test_the_compiled_kernels_on_a_gpu() -> None:
-    torch._dynamo.reset()
     kernel_cases.check("compiled", [kernel_cases.WAYS[number] for number in (1, 6, 8, 10)])
 
 
