@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._dynamo.exc import TorchDynamoException
-from torch._inductor import config as inductor
 from torch._inductor.exc import InductorError
+from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.utils import fresh_cache
 
 from megatron_ext.kernels import eager
 from megatron_ext.kernels.rows import PARTS, RowKernels
@@ -69,11 +70,23 @@ def kernels() -> RowKernels:
 
 
 def why_not_compile(device: torch.device) -> str | None:
-    """What keeps torch.compile from working here, in one line; None if it works."""
+    """What keeps torch.compile from working here, in one line; None if it works.
+
+    That may be a missing compiler, or a folder for its results, TORCHINDUCTOR_CACHE_DIR, that cannot be written to.
+    """
     probe = torch.compile(lambda x: x.sin() + 1)
     try:
-        with inductor.patch(force_disable_caches=True):  # else a cached result would hide a missing compiler
-            probe(torch.zeros(16, device=device))
+        # Else a result that is there already would hide a missing compiler. It goes when the block ends well, so
+        # whatever goes wrong is caught within.
+        with fresh_cache(dir=cache_dir()):
+            return _failure_of(probe, torch.zeros(16, device=device))
+    except OSError as error:
+        return str(error)
+
+
+def _failure_of(probe: Callable[[Tensor], Tensor], x: Tensor) -> str | None:
+    try:
+        probe(x)
     except (InductorError, TorchDynamoException) as error:
         return str(error).strip().splitlines()[0]
     return None

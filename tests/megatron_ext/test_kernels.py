@@ -187,6 +187,12 @@ def test_without_a_compiler_one_warning_and_eager(tmp_path: Path) -> None:
     assert first.startswith("1 kernels=compiled: torch.compile does not work here (")
     assert first.endswith("; eager is used instead")
     assert second == "True eager"
+    assert list((tmp_path / "cache").glob("tmp*")) == [], "the attempt left its files"
+
+
+def test_a_cache_that_cannot_be_written_to_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "/proc/sys/kernel")  # not even by root
+    assert "/proc/sys/kernel/" in str(kernels.compiled.why_not_compile(torch.device("cpu")))
 
 
 @pytest.mark.triton
