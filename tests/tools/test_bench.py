@@ -136,11 +136,12 @@ def test_a_preset_s_step_is_two_micro_batches_on_one_process(preset: str, precis
     assert own.global_batch == 2 * own.micro_batch
 
 
-def test_several_processes_are_refused() -> None:
+@pytest.mark.parametrize("name", ["step", "residual"])
+def test_several_processes_are_refused(name: str) -> None:
     variables = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
-    ended = bench("step", "--preset", "tiny", variables=variables)
+    ended = bench(name, "--preset", "tiny", variables=variables)
     assert ended.returncode == 2
-    assert ended.stderr == "error: step runs in one process, not in 2; start it without torchrun or srun\n"
+    assert ended.stderr == f"error: {name} runs in one process, not in 2; start it without torchrun or srun\n"
 
 
 @pytest.mark.dist

@@ -99,6 +99,31 @@ def test_a_wrong_kernel_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [trouble.split(":")[0] for trouble in checks.troubles.values()] == ["FAILED"] * len(LIMITS)
 
 
+def test_an_error_that_is_no_number_is_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient of NaN beside an output that is right."""
+    ones = torch.ones(3)
+    monkeypatch.setattr(
+        gpu_checks.gpu_kernels,
+        "_outcome",
+        lambda kernels, *_: [ones, ones if kernels == "eager" else ones * math.nan, ones],
+    )
+    error = gpu_checks.gpu_kernels.parity("triton", torch.float32, torch.device("cpu"), (8, 64))
+    assert math.isnan(error)
+    rows = gpu_checks.summary(
+        {"error of eager in float32": 1e-7, "error of triton in float32": error}, {}, {}, None, 7.0
+    )
+    assert rows.splitlines()[1].split()[-2:] == ["nan", "MISSED"]
+
+
+@pytest.mark.parametrize("part", ["time", "step"])
+def test_residual_times_nothing_as_compiled_that_is_not(part: str, tmp_path: Path) -> None:
+    """As where no compiler is: the path names none, and neither does what torch asks first."""
+    ended = bench("residual", "--only", part, variables={"PATH": str(tmp_path), "CXX": ""})
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: residual compares compiled kernels, and torch.compile does not work here (")
+    assert ended.stderr.count("\n") == 1
+
+
 def test_the_summary_names_what_was_missed() -> None:
     speeds = {"geonorm, triton, 8 x 4": {"forward": Bandwidth(1e-3, 0.9), "backward": Bandwidth(2e-3, 0.8)}}
     steps = {

@@ -198,7 +198,7 @@ def summary(
     best = max((mfu for mfu in of_geonorm if mfu is not None), default=None)
     rows = [
         *(
-            line(f"{name}, at most", max(found, default=None), limit, least=False, form=".1e")
+            line(f"{name}, at most", gpu_kernels.largest(found) if found else None, limit, least=False, form=".1e")
             for dtype, limit in LIMITS.items()
             for name in [f"largest error in {str(dtype)[6:]}"]
             for found in [[error for of, error in errors.items() if of.endswith(str(dtype)[6:])]]

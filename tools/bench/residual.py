@@ -6,6 +6,7 @@ ratios, with 95 % bounds. CPU time over wall time is told: a figure for two thre
 
 import argparse
 
+from pretrain.errors import UserError
 from tools.arguments import positive_int
 from tools.bench.report import Report
 from tools.bench.step import PRESETS
@@ -32,13 +33,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """One part after the other; each is a module of its own."""
-    from tools.bench import (
-        residual_bytes,
-        residual_step,
-        residual_timing,
-    )  # late: Megatron-core takes seconds to import
+    """One part after the other; each is a module of its own.
 
+    Raises:
+        UserError: several processes; torch.compile does not work here.
+    """
+    import torch  # late, as Megatron-core takes seconds to import
+
+    from megatron_ext.kernels.compiled import why_not_compile
+    from pretrain.launch import read_launch
+    from tools.bench import residual_bytes, residual_step, residual_timing
+
+    processes = read_launch().world_size
+    if processes != 1:
+        raise UserError(f"residual runs in one process, not in {processes}; start it without torchrun or srun")
+    if arguments.only != "bytes" and (reason := why_not_compile(torch.device("cpu"))):
+        raise UserError(f"residual compares compiled kernels, and torch.compile does not work here ({reason})")
     shapes = [tuple(arguments.shape)] if arguments.shape else SHAPES
     counts = residual_timing.thread_counts(arguments.threads)
     parts = {

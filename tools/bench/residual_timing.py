@@ -1,4 +1,4 @@
-"""Forward and backward of the residual operations alone, on the CPU or on the GPU where CUDA is."""
+"""Forward and backward of the residual operations alone, on the CPU."""
 
 import ctypes
 import dataclasses
@@ -13,8 +13,6 @@ from torch import Tensor
 
 from megatron_ext import Retraction, retract
 from megatron_ext.kernels import Choice
-from megatron_ext.kernels.compiled import why_not_compile
-from pretrain.errors import UserError
 from tools.bench import pairs
 from tools.bench.report import table
 
@@ -33,13 +31,7 @@ def thread_counts(threads: int | None) -> list[int]:
 
 
 def run(shapes: Sequence[tuple[int, int]], rounds: int, counts: Sequence[int]) -> tuple[str, Any]:
-    """The table and the results, for every shape, type and number of threads.
-
-    Raises:
-        UserError: torch.compile does not work here.
-    """
-    if reason := why_not_compile(torch.device("cpu")):
-        raise UserError(f"residual compares compiled kernels, and torch.compile does not work here ({reason})")
+    """The table and the results, for every shape, type and number of threads."""
     keep_freed_memory()
     rows, results, notes = [], [], []
     for count in counts:
@@ -84,11 +76,9 @@ def drawn(shape: tuple[int, int], dtype: torch.dtype, count: int, device: str = 
     return [torch.randn(shape, generator=generator).to(device, dtype) for _ in range(count)]
 
 
-def step(
-    shape: tuple[int, int], dtype: torch.dtype, retraction: Retraction, kernels: Choice, device: str = "cpu"
-) -> pairs.Turn:
+def step(shape: tuple[int, int], dtype: torch.dtype, retraction: Retraction, kernels: Choice) -> pairs.Turn:
     """One step along the sphere and its gradients."""
-    x, u, grad = drawn(shape, dtype, 3, device)
+    x, u, grad = drawn(shape, dtype, 3)
     inputs = [x.requires_grad_(), u.requires_grad_()]
 
     def turn() -> tuple[Tensor, ...]:
@@ -97,10 +87,10 @@ def step(
     return turn
 
 
-def norm_and_sum(shape: tuple[int, int], dtype: torch.dtype, device: str = "cpu") -> pairs.Turn:
+def norm_and_sum(shape: tuple[int, int], dtype: torch.dtype) -> pairs.Turn:
     """What a layer with norms does there: the sum goes on in the stream, its norm into the next sublayer."""
-    x, u, grad_sum, grad_normed = drawn(shape, dtype, 4, device)
-    gain = torch.ones(shape[1], dtype=dtype, device=device, requires_grad=True)
+    x, u, grad_sum, grad_normed = drawn(shape, dtype, 4)
+    gain = torch.ones(shape[1], dtype=dtype, requires_grad=True)
     inputs = [x.requires_grad_(), u.requires_grad_(), gain]
 
     def plain(x: Tensor, u: Tensor, gain: Tensor) -> tuple[Tensor, Tensor]:
