@@ -80,9 +80,9 @@ check_allocation() {
     export PRETRAIN_WORLD_SIZE=$tasks
 }
 
-# Fills `python` (the command within the tasks) and `container` (arguments of srun), and loads modules.
+# Fills `python` (the command within the tasks), `container` (arguments of srun) and `mounted`, and loads modules.
 choose_software() {
-    local mounts image
+    local image
     if [ -n "${MODULES:-}" ]; then
         type module >/dev/null 2>&1 || die "MODULES=$MODULES: this node has no command module"
         # shellcheck disable=SC2086 # several names
@@ -90,7 +90,7 @@ choose_software() {
     fi
     VENV=${VENV:-$PROJECT/.venv}
     CONTAINER=${CONTAINER:-none}
-    mounts=${MOUNTS:-$(default_mounts)}
+    mounted=${MOUNTS:-$(default_mounts)}
     image=${CONTAINER#*:}
     container=()
     case $CONTAINER in
@@ -99,23 +99,36 @@ choose_software() {
             command -v "${python[0]}" >/dev/null || die "${python[0]} does not exist; run bash tools/setup.sh, or set VENV or PYTHON"
             ;;
         pyxis:?*)
-            container=(--container-image="$image" --container-mounts="$(pyxis_mounts "$mounts")" --container-workdir="$PROJECT")
+            container=(--container-image="$image" --container-mounts="$(pyxis_mounts "$mounted")" --container-workdir="$PROJECT")
             # Else an image's own value of a variable comes before the host's.
             container+=("--container-env=PYTHONPATH,OMP_NUM_THREADS,PYTHONUNBUFFERED,MASTER_ADDR")
             python=("${PYTHON:-python}")
             ;;
         apptainer:?*)
-            python=(apptainer exec --nv --bind "$mounts" --pwd "$PROJECT" "$image" "${PYTHON:-python}")
+            python=(apptainer exec --nv --bind "$mounted" --pwd "$PROJECT" "$image" "${PYTHON:-python}")
             ;;
         *) die "CONTAINER=$CONTAINER: use none, pyxis:IMAGE or apptainer:IMAGE" ;;
     esac
 }
 
-# The project, the runs and the shards, each where the host has it. Shards named by URL need no mount.
+# The project, the runs and the shards, each where the host has it, by the name that the run will use, even if that is a
+# symbolic link. Shards named by URL need no mount.
 default_mounts() {
-    local mounts=$PROJECT${RUNS:+,$RUNS}
-    if [[ -n "${MANIFEST:-}" && $MANIFEST != *://* ]]; then mounts+=,$(realpath -m "$(dirname "$MANIFEST")"); fi
+    local mounts=$PROJECT
+    if [ -n "${RUNS:-}" ]; then mounts+=,$(realpath -ms "$RUNS"); fi
+    if [[ -n "${MANIFEST:-}" && $MANIFEST != *://* ]]; then mounts+=,$(realpath -ms "$(dirname "$MANIFEST")"); fi
     printf '%s\n' "$mounts"
+}
+
+# What a container is to see must be there. Without one, the first run makes its folder.
+check_mounts() {
+    local mount mounts=()
+    [ "$CONTAINER" != none ] || return 0
+    if [ -z "${MOUNTS:-}" ] && [ -n "${RUNS:-}" ]; then mkdir -p "$RUNS" || die "RUNS=$RUNS cannot be made"; fi
+    IFS=, read -ra mounts <<<"$mounted"
+    for mount in "${mounts[@]}"; do
+        [ -e "${mount%%:*}" ] || die "the container is to see ${mount%%:*}, which does not exist; see PROJECT, MANIFEST or MOUNTS"
+    done
 }
 
 # HOST[:CONTAINER],... with the container's path always given.
@@ -211,11 +224,13 @@ decide() { # [told: status 0 counts only with the ranks' word]
 prepare() {
     PROJECT=${PROJECT:-$SLURM_SUBMIT_DIR}
     cd "$PROJECT" || die "PROJECT=$PROJECT cannot be entered"
+    PROJECT=$PWD # absolute
     [ -f pretrain/__main__.py ] || die "$PROJECT is not the project's folder; submit from there, or set PROJECT"
     # shellcheck disable=SC1091 # the site's own
     [ ! -f slurm/site.sh ] || . slurm/site.sh
     check_allocation
     choose_software
+    check_mounts
     find_rendezvous
     # srun takes this from the environment no more since Slurm 22.05.
     [ -z "${SLURM_CPUS_PER_TASK:-}" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK

@@ -133,6 +133,38 @@ def test_containers_as_text() -> None:
     assert "/shared/project/.venv/bin/python does not exist" in container_call("none")[0]
 
 
+def test_the_project_may_be_named_from_where_it_lies() -> None:
+    script = f"cd '{REPOSITORY.parent}'; check_allocation() {{ echo \"$PROJECT\"; exit; }}; prepare"
+    done = in_launcher(script, PROJECT=REPOSITORY.name)
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{REPOSITORY}\n", "")
+
+
+def test_what_a_container_sees(tmp_path: Path) -> None:
+    """Folders by the names that the run uses, which need not be absolute, nor without symbolic links."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "shared").symlink_to("disk")
+    (tmp_path / "my project").mkdir()
+
+    def seen(**variables: str) -> tuple[int, str]:
+        script = f"cd '{tmp_path}/my project'; PROJECT=$PWD; choose_software; check_mounts; echo \"$mounted\""
+        done = in_launcher(script, CONTAINER="apptainer:x.sif", **variables)
+        return done.returncode, (done.stdout or done.stderr.partition(" error: ")[2]).replace(str(tmp_path), "")
+
+    shared = f"{tmp_path}/shared"
+    assert seen(RUNS=f"{shared}/runs", MANIFEST=f"{shared}/manifest.json") == (
+        0,
+        "/my project,/shared/runs,/shared\n",
+    )
+    assert (tmp_path / "disk" / "runs").is_dir()
+    assert seen(RUNS="runs") == (0, "/my project,/my project/runs\n")
+    assert seen(RUNS="/elsewhere", MOUNTS=f"{shared}:/elsewhere:ro") == (0, "/shared:/elsewhere:ro\n")
+    assert seen(MANIFEST=f"{shared}/web/manifest.json") == (
+        2,
+        "the container is to see /shared/web, which does not exist; see PROJECT, MANIFEST or MOUNTS\n",
+    )
+    assert seen(RUNS="/proc/sys/runs") == (2, "RUNS=/proc/sys/runs cannot be made\n")
+
+
 def step_call(container: str) -> str:
     """The whole command of a job on 2 nodes of 8 GPUs, from srun on, as a line of shell."""
     script = """
