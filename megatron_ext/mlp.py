@@ -63,11 +63,11 @@ class _SwiGLU(torch.autograd.Function):
         ctx.kernels = kernels_of(choice, gate_and_value)
         ctx.save_for_backward(gate_and_value)
         result: Tensor = ctx.kernels.swiglu(gate_and_value.reshape(-1, gate_and_value.shape[-1]))
-        return result.view(*gate_and_value.shape[:-1], -1)
+        return result.view(*gate_and_value.shape[:-1], result.shape[-1])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (hidden,) = ctx.saved_tensors
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        return ctx.kernels.swiglu_back(grad.reshape(len(rows), -1), rows).view(hidden.shape), None
+        of_rows, rows = (tensor.reshape(-1, tensor.shape[-1]) for tensor in (grad, hidden))
+        return ctx.kernels.swiglu_back(of_rows, rows).view(hidden.shape), None

@@ -122,11 +122,12 @@ def retract(
     the exact closed form, also at update = 0, where the result is `state` itself, bit for bit.
 
     Args:
-        state: [..., hidden]; its rows' norms are kept. A row of zeros gives zeros and zero gradients.
+        state: [..., hidden]; its rows' norms are kept. A row of zeros gives zeros and zero gradients; in fp32 a row
+            of norm below 1e-19 counts as one, and norms above 1e19, whose squares overflow, are not kept.
         update: same shape, possibly of another floating type.
-        step_size: alpha, dimensionless, > 0; a tensor of one element gets a gradient.
+        step_size: alpha, dimensionless, > 0; a tensor [] or [1] gets a gradient.
         retraction: which member of the family, its clamp, and what the backward pass keeps.
-        angle_scale: s, dimensionless, > 0; a tensor of one element gets a gradient.
+        angle_scale: s, dimensionless, > 0; a tensor [] or [1] gets a gradient.
         bias: [hidden], added to `update` before anything else; gets a gradient.
         kept: bool, shape of `update`: then dropout sets the other elements to zero and scales by 1 / (1 - dropout).
         dropout: share of elements that `kept` was drawn to leave out.

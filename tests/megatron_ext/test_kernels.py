@@ -132,6 +132,15 @@ def test_swiglu_is_the_plain_formula_bit_for_bit_and_keeps_its_input_alone(dtype
         assert torch.equal(a, e)
 
 
+def test_no_rows_at_all() -> None:
+    z = torch.ones(0, 2, 8, requires_grad=True)
+    y = swiglu(z)
+    y.sum().backward()
+    assert y.shape == (0, 2, 4)
+    assert z.grad is not None
+    assert z.grad.shape == z.shape
+
+
 def test_what_each_choice_comes_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert resolve("auto", "cpu") == ("eager", None)
