@@ -50,6 +50,7 @@ class Part:
         leaves = list(_leaves(dense))
         matrices = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 1]
         kind = (
+            *_state_of_torch(device.type),
             *((tensor.dtype, tensor.shape[1]) for tensor in matrices),
             *(leaf for leaf in leaves if not isinstance(leaf, Tensor)),
         )
@@ -78,6 +79,18 @@ def why_not_compile(device: torch.device) -> str | None:
     except (InductorError, TorchDynamoException) as error:
         return str(error).strip().splitlines()[0]
     return None
+
+
+def _state_of_torch(device_type: str) -> tuple[Any, ...]:
+    """What torch compiles anew for, beside arguments."""
+    return (
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(device_type),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+    )
 
 
 def _dense(argument: Any, device: torch.device) -> Any:
