@@ -81,6 +81,12 @@ class ShardedData:
             if "validation" not in dataset.manifest.splits:
                 continue
             reader = _reader(config, dataset, "validation", place)
+            if len(reader) < config.validation.samples and place.global_rank == 0:
+                print(
+                    f"warning: validation.samples={config.validation.samples}, but data set {dataset.name} holds out "
+                    f"{len(reader)} of {config.model.sequence_length} tokens: all of them are taken",
+                    flush=True,
+                )
             batches = ValidationBatches(
                 reader, config.validation.samples, config.train.micro_batch, place.dp_rank, place.dp_size
             )

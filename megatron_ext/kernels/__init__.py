@@ -45,7 +45,7 @@ class Kernels(Protocol):
         """Its gradient."""
 
 
-EAGER = RowKernels(**{name: getattr(eager, name) for name in PARTS})
+EAGER = eager.Eager(**{name: getattr(eager, name) for name in PARTS})
 """The reference."""
 
 

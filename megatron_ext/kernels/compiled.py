@@ -51,7 +51,7 @@ class Part:
         device = arguments[0].device
         dense = [_dense(argument, device) for argument in arguments]
         leaves = list(_leaves(dense))
-        kind = (*_around(device), *map(_kind, leaves))
+        kind = (device, *_state_of_torch(device.type), *map(_kind, leaves))
         if kind in self._seen:
             return self._compiled(*dense)
         for leaf in leaves:
@@ -92,6 +92,18 @@ def _failure_of(probe: Callable[[Tensor], Tensor], x: Tensor) -> str | None:
     return None
 
 
+def _state_of_torch(device_type: str) -> tuple[Any, ...]:
+    """What torch compiles anew for, beside arguments."""
+    return (
+        torch.get_num_threads(),
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled(device_type),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_default_dtype(),
+    )
+
+
 def _dense(argument: Any, device: torch.device) -> Any:
     if isinstance(argument, Branch):
         output, bias, kept = (_dense(tensor, device) for tensor in argument[:3])
@@ -116,19 +128,6 @@ def _kind(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
     return leaf.dtype, min(leaf.shape[0], 2), leaf.shape[-1], leaf.is_inference()
-
-
-def _around(device: torch.device) -> tuple[Any, ...]:
-    """The same of what is around a call."""
-    return (
-        device,
-        torch.get_num_threads(),
-        torch.is_grad_enabled(),
-        torch.is_inference_mode_enabled(),
-        torch.is_autocast_enabled(device.type),
-        torch.get_default_dtype(),
-        torch.are_deterministic_algorithms_enabled(),
-    )
 
 
 def _number(value: float | Tensor, device: torch.device) -> Tensor:

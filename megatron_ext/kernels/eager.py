@@ -8,7 +8,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from megatron_ext.angle import Angle, angle_of, slope_in_scale
-from megatron_ext.kernels.step import Branch, Turn
+from megatron_ext.kernels.rows import RowKernels
+from megatron_ext.kernels.step import Branch, Step, StepGradients, Turn
 
 
 def compute_dtype(tensor: Tensor) -> torch.dtype:
@@ -44,7 +45,7 @@ def turn(state: Tensor, branch: Branch, how: Turn) -> tuple[Tensor, ...]:
     x, u = state.to(dtype), update_of(branch, dtype)
     inverse = inverse_of(dot(x, x))
     share = dot(x, u) * inverse
-    v = u - share * x
+    v = torch.addcmul(u, share, x, value=-1)
     q = how.step_size**2 * dot(v, v) * inverse
     angle = _angle_of_live_rows(q, how, inverse)
     of_update = how.step_size * angle.sine
@@ -54,7 +55,7 @@ def turn(state: Tensor, branch: Branch, how: Turn) -> tuple[Tensor, ...]:
 def combine(state: Tensor, branch: Branch, of_state: Tensor, of_update: Tensor) -> Tensor:
     """of_state x + of_update u in the state's type."""
     x, u = state.to(of_state.dtype), update_of(branch, of_state.dtype)
-    return (of_state * x + of_update * u).to(state.dtype)
+    return torch.addcmul(of_state * x, of_update, u).to(state.dtype)
 
 
 def turn_back(
@@ -86,7 +87,7 @@ def turn_back(
         of_known = torch.where(inverse > 0, 1 / sine, 0.0)
         of_state = of_known * angle.cosine
     g, x = grad.to(q.dtype), state.to(q.dtype)
-    v = of_known * update_of(known, q.dtype) - of_state * x
+    v = (of_known * update_of(known, q.dtype)).sub_(of_state * x)  # both rounded: zero where nothing was added
     grad_x, grad_v, x_v = dot(g, x), dot(g, v), dot(x, v)  # the last is all but zero
     # Through C and S; q depends on v and on r.
     h = angle.cosine_slope * grad_x + alpha * angle.sine_slope * grad_v
@@ -112,9 +113,10 @@ def combine_back(grad: Tensor, state: Tensor, known: Branch, weights: tuple[Tens
     of_known, of_state, cosine, sine, radial, tangential, along, share = weights
     dtype = of_state.dtype
     g, x = grad.to(dtype), state.to(dtype)
-    v = of_known * update_of(known, dtype) - of_state * x
-    grad_update = sine * g + tangential * v - along * x
-    grad_state = cosine * g - radial * x - along * v - share * grad_update
+    v = (of_known * update_of(known, dtype)).sub_(of_state * x)
+    grad_update = (sine * g).addcmul_(tangential, v).addcmul_(along, x, value=-1)
+    grad_state = (cosine * g).addcmul_(radial, x, value=-1).addcmul_(along, v, value=-1)
+    grad_state.addcmul_(share, grad_update, value=-1)
     return grad_state.to(state.dtype), grad_update.to(known.output.dtype)
 
 
@@ -152,3 +154,28 @@ def _angle_of_live_rows(q: Tensor, how: Turn, inverse: Tensor) -> Angle:
     angle = angle_of(q, how.retraction.power, how.scale, how.retraction.max_angle)
     live = (inverse > 0).to(q.dtype)
     return angle._replace(cosine=live * angle.cosine, sine=live * angle.sine)
+
+
+class Eager(RowKernels):
+    """The reference; what both parts of a step read is widened once for them."""
+
+    def step(self, state: Tensor, branch: Branch, turn: Turn) -> Step:
+        """As :meth:`megatron_ext.kernels.rows.RowKernels.step`."""
+        dtype = compute_dtype(state)
+        step = super().step(state.to(dtype), Branch(update_of(branch, dtype)), turn)
+        return step._replace(state=step.state.to(state.dtype))
+
+    def step_back(
+        self,
+        grad: Tensor,
+        state: Tensor,
+        known: Branch,
+        numbers: tuple[Tensor, Tensor, Tensor],
+        turn: Turn,
+        learned: tuple[bool, bool],
+    ) -> StepGradients:
+        """As :meth:`megatron_ext.kernels.rows.RowKernels.step_back`."""
+        dtype = compute_dtype(state)
+        wide = Branch(update_of(known, dtype))
+        gradients = super().step_back(grad.to(dtype), state.to(dtype), wide, numbers, turn, learned)
+        return gradients._replace(state=gradients.state.to(state.dtype), update=gradients.update.to(known.output.dtype))

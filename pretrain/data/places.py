@@ -3,8 +3,6 @@
 import re
 from collections.abc import Sequence
 
-from braceexpand import braceexpand
-
 from pretrain.data.urls import scheme_of
 from pretrain.errors import UserError
 from pretrain.redaction import redact
@@ -23,6 +21,8 @@ def expand_places(named: Sequence[str], setting: str) -> list[str]:
     Raises:
         UserError: braces that do not match or name too many, a scheme that is not supported, or a place named twice.
     """
+    from braceexpand import braceexpand  # late: where only models are timed it may be missing
+
     places: dict[str, None] = {}
     for pattern in named:
         if _HUGE_RANGE.search(pattern):

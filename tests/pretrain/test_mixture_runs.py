@@ -52,7 +52,8 @@ def test_a_mixture_goes_on_in_another_layout_and_then_changes(manifest: Path, ot
     (process,) = runs.start([*SETTINGS, *more], 1, refused)
     assert process.wait(180) == 2
     assert "go on with these from here by data.on_change=new_stage" in refused.read_text()
-    complete(log, 1, *more, "data.on_change=new_stage")
+    complete(log, 2, *more, "data.on_change=new_stage", "validation.samples=500000")
+    assert log.read_text().count("warning: validation.samples=500000, but data set other holds out ") == 1
     assert list(runs.curve(moved, "train/loss")) == list(range(1, 13))
 
 

@@ -145,6 +145,7 @@ def _seconds(work: Callable[[int], Any], sets: int, device: torch.device) -> flo
 
 
 def _clocked(work: Callable[[int], Any], sets: int) -> float:
+    work(0)
     start = time.perf_counter()
     for index in range(sets):
         work(index)
