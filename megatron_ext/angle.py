@@ -58,7 +58,7 @@ def free_angle(q: Tensor, power: float, scale: float | Tensor) -> Tensor:
 def slope_in_scale(q: Tensor, power: float, scale: float | Tensor, max_angle: float | None) -> Tensor:
     """(dtheta/ds) / beta, [..., 1]: phi(beta) / beta, and 0 where the angle is clamped."""
     ratio = torch.as_tensor(_turn_ratio(q, power)[0], dtype=q.dtype, device=q.device).expand_as(q)
-    return ratio if max_angle is None else torch.where(free_angle(q, power, scale) > max_angle, 0.0, ratio)
+    return ratio if max_angle is None else ratio.masked_fill(free_angle(q, power, scale) > max_angle, 0.0)
 
 
 def _general(q: Tensor, power: float, scale: float | Tensor, max_angle: float | None) -> Angle:
@@ -89,12 +89,12 @@ def _turn_ratio(q: Tensor, power: float) -> tuple[Any, Any, Any]:
 def _clamped(free: Angle, q: Tensor, theta: Tensor, max_angle: float) -> Angle:
     """The angle no longer grows beyond `max_angle`: there S falls with beta alone."""
     over = theta > max_angle
-    safe_q = torch.where(over, q, 1.0)
+    safe_q = q.masked_fill(~over, 1.0)
     sine = math.sin(max_angle) * safe_q.rsqrt()
     return Angle(
-        cosine=torch.where(over, math.cos(max_angle), free.cosine),
+        cosine=free.cosine.masked_fill(over, math.cos(max_angle)),
         sine=torch.where(over, sine, free.sine),
-        cosine_slope=torch.where(over, 0.0, free.cosine_slope),
+        cosine_slope=free.cosine_slope.masked_fill(over, 0.0),
         sine_slope=torch.where(over, -sine / (2 * safe_q), free.sine_slope),
     )
 
@@ -102,7 +102,7 @@ def _clamped(free: Angle, q: Tensor, theta: Tensor, max_angle: float) -> Angle:
 def _arctan_ratio(w: Tensor) -> tuple[Tensor, Tensor]:
     """arctan(z) / z and its slope as functions of w = z^2."""
     near_zero = w < _SERIES_BELOW
-    safe = torch.where(near_zero, 1.0, w)
+    safe = w.masked_fill(near_zero, 1.0)
     z = safe.sqrt()
     ratio = z.atan() / z
     slope = (1 / (1 + safe) - ratio) / (2 * safe)
@@ -114,7 +114,7 @@ def _arctan_ratio(w: Tensor) -> tuple[Tensor, Tensor]:
 def _sinc(m: Tensor) -> tuple[Tensor, Tensor]:
     """sin(t) / t and its slope as functions of m = t^2."""
     near_zero = m < _SERIES_BELOW
-    safe = torch.where(near_zero, 1.0, m)
+    safe = m.masked_fill(near_zero, 1.0)
     t = safe.sqrt()
     sinc = t.sin() / t
     slope = (t.cos() - sinc) / (2 * safe)
@@ -126,11 +126,13 @@ def _sinc(m: Tensor) -> tuple[Tensor, Tensor]:
 def _near_zero(
     near_zero: Tensor, x: Tensor, coefficients: list[float], value: Tensor, slope: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`value` and `slope`, replaced by a polynomial and its derivative where `near_zero`."""
-    polynomial = torch.full_like(x, coefficients[-1])
-    derivative = torch.zeros_like(x)
-    for coefficient in coefficients[-2::-1]:
-        derivative = derivative * x + polynomial
+    """`value` and `slope`, replaced by a polynomial and its derivative where `near_zero`; fp32 shows half the terms."""
+    if x.dtype != torch.float64:
+        coefficients = coefficients[: len(coefficients) // 2 + 1]
+    derivative = torch.full_like(x, coefficients[-1])
+    polynomial = x * coefficients[-1] + coefficients[-2]
+    for coefficient in coefficients[-3::-1]:
+        derivative = torch.addcmul(polynomial, derivative, x)
         polynomial = polynomial * x + coefficient
     return torch.where(near_zero, polynomial, value), torch.where(near_zero, derivative, slope)
 

@@ -68,8 +68,6 @@ def turn_back(
 ) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
     """What :func:`combine_back` weighs by, and every row's part of the gradients of step size and scale if learned.
 
-    In residual form, with G = dL/dv and h = dL/dq.
-
     Args:
         grad: of the new state.
         state: the old one.
@@ -78,23 +76,56 @@ def turn_back(
         how: the step turned.
         learned: whether the step size, and the scale, wants a gradient.
     """
-    (inverse, share, q), alpha = numbers, how.step_size
-    angle = _angle_of_live_rows(q, how, inverse)
-    sine = alpha * angle.sine
+    dtype = numbers[0].dtype
+    x, angle = state.to(dtype), _angle_of_live_rows(numbers[2], how, numbers[0])
+    of_v = _weights_of_tangent(angle, numbers, how)
+    v = _tangent(update_of(known, dtype), x, *of_v)
+    weights, of_alpha, of_scale = _weights_back(grad.to(dtype), x, v, angle, numbers, how, learned)
+    return (*of_v, *weights), of_alpha, of_scale
+
+
+def combine_back(grad: Tensor, state: Tensor, known: Branch, weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+    """Gradients of x and u, the second without dropout's, by the weights of :func:`turn_back`."""
+    dtype = weights[0].dtype
+    x = state.to(dtype)
+    v = _tangent(update_of(known, dtype), x, *weights[:2])
+    of_state, of_update = _combine_back(grad.to(dtype), x, v, *weights[2:])
+    return of_state.to(state.dtype), of_update.to(known.output.dtype)
+
+
+def _weights_of_tangent(angle: Angle, numbers: tuple[Tensor, Tensor, Tensor], how: Turn) -> tuple[Tensor, Tensor]:
+    """By which what is known, and x, make up v."""
+    inverse, share, q = numbers
     if how.retraction.save == "update":
-        of_known, of_state = torch.ones_like(q), share
-    else:  # v = (y - C x) / (alpha S)
-        of_known = torch.where(inverse > 0, 1 / sine, 0.0)
-        of_state = of_known * angle.cosine
-    g, x = grad.to(q.dtype), state.to(q.dtype)
-    v = (of_known * update_of(known, q.dtype)).sub_(of_state * x)  # both rounded: zero where nothing was added
+        return torch.ones_like(q), share
+    of_known = torch.where(inverse > 0, 1 / (how.step_size * angle.sine), 0.0)  # v = (y - C x) / (alpha S)
+    return of_known, of_known * angle.cosine
+
+
+def _tangent(known: Tensor, x: Tensor, of_known: Tensor, of_state: Tensor) -> Tensor:
+    """v = of_known known - of_state x, both products rounded: exactly zero where the step was."""
+    return (of_known * known).sub_(of_state * x)
+
+
+def _weights_back(
+    g: Tensor,
+    x: Tensor,
+    v: Tensor,
+    angle: Angle,
+    numbers: tuple[Tensor, Tensor, Tensor],
+    how: Turn,
+    learned: tuple[bool, bool],
+) -> tuple[tuple[Tensor, ...], Tensor | None, Tensor | None]:
+    """In residual form, with G = dL/dv and h = dL/dq."""
+    (inverse, share, q), alpha = numbers, how.step_size
+    sine = alpha * angle.sine
     grad_x, grad_v, x_v = dot(g, x), dot(g, v), dot(x, v)  # the last is all but zero
     # Through C and S; q depends on v and on r.
     h = angle.cosine_slope * grad_x + alpha * angle.sine_slope * grad_v
     # G = sine g + tangential v; v depends on u and, through the projection, on x.
     tangential = 2 * alpha**2 * h * inverse
     along = (sine * grad_x + tangential * x_v) * inverse
-    weights = (of_known, of_state, angle.cosine, sine, 2 * q * h * inverse, tangential, along, share)
+    weights = (angle.cosine, sine, 2 * q * h * inverse, tangential, along, share)
     of_alpha = angle.sine * grad_v + 2 * q * h / alpha if learned[0] else None
     of_scale = None
     if learned[1]:
@@ -104,20 +135,21 @@ def turn_back(
     return weights, of_alpha, of_scale
 
 
-def combine_back(grad: Tensor, state: Tensor, known: Branch, weights: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-    """Gradients of x and u, the second without dropout's, by the weights of :func:`turn_back`.
-
-    v = of_known known - of_state x,    du = sine g + tangential v - along x,
-    dx = cosine g - radial x - along v - share du
-    """
-    of_known, of_state, cosine, sine, radial, tangential, along, share = weights
-    dtype = of_state.dtype
-    g, x = grad.to(dtype), state.to(dtype)
-    v = (of_known * update_of(known, dtype)).sub_(of_state * x)
-    grad_update = (sine * g).addcmul_(tangential, v).addcmul_(along, x, value=-1)
-    grad_state = (cosine * g).addcmul_(radial, x, value=-1).addcmul_(along, v, value=-1)
-    grad_state.addcmul_(share, grad_update, value=-1)
-    return grad_state.to(state.dtype), grad_update.to(known.output.dtype)
+def _combine_back(
+    g: Tensor,
+    x: Tensor,
+    v: Tensor,
+    cosine: Tensor,
+    sine: Tensor,
+    radial: Tensor,
+    tangential: Tensor,
+    along: Tensor,
+    share: Tensor,
+) -> tuple[Tensor, Tensor]:
+    """du = sine g + tangential v - along x,    dx = cosine g - radial x - along v - share du"""
+    of_update = (sine * g).addcmul_(tangential, v).addcmul_(along, x, value=-1)
+    of_state = (cosine * g).addcmul_(radial, x, value=-1).addcmul_(along, v, value=-1)
+    return of_state.addcmul_(share, of_update, value=-1), of_update
 
 
 def norm(x: Tensor, gain: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -157,7 +189,7 @@ def _angle_of_live_rows(q: Tensor, how: Turn, inverse: Tensor) -> Angle:
 
 
 class Eager(RowKernels):
-    """The reference; what both parts of a step read is widened once for them."""
+    """The reference; what both parts of a step read is computed once for them."""
 
     def step(self, state: Tensor, branch: Branch, turn: Turn) -> Step:
         """As :meth:`megatron_ext.kernels.rows.RowKernels.step`."""
@@ -175,7 +207,11 @@ class Eager(RowKernels):
         learned: tuple[bool, bool],
     ) -> StepGradients:
         """As :meth:`megatron_ext.kernels.rows.RowKernels.step_back`."""
-        dtype = compute_dtype(state)
-        wide = Branch(update_of(known, dtype))
-        gradients = super().step_back(grad.to(dtype), state.to(dtype), wide, numbers, turn, learned)
-        return gradients._replace(state=gradients.state.to(state.dtype), update=gradients.update.to(known.output.dtype))
+        dtype = numbers[0].dtype
+        g, x = grad.to(dtype), state.to(dtype)
+        angle = _angle_of_live_rows(numbers[2], turn, numbers[0])
+        v = _tangent(update_of(known, dtype), x, *_weights_of_tangent(angle, numbers, turn))
+        weights, *of_rows = _weights_back(g, x, v, angle, numbers, turn, learned)
+        of_state, of_update = _combine_back(g, x, v, *weights)
+        sums = (None if rows is None else rows.sum() for rows in of_rows)
+        return StepGradients(of_state.to(state.dtype), of_update.to(known.output.dtype), *sums)
