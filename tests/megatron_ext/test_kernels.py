@@ -41,20 +41,6 @@ def test_the_compiled_kernels() -> None:
         assert value.isfinite().all(), name
 
 
-def test_nine_constants_and_another_number_of_threads_are_compiled_in_one_process() -> None:
-    """Where torch's own limit is eight."""
-    x, gain = torch.randn(3, 8), torch.ones(8)
-    for eps in (0.1 * step for step in range(1, 10)):
-        expected = F.rms_norm(x, (8,), gain, eps)
-        torch.testing.assert_close(kernels.compiled.kernels().norm(x, gain, eps)[0], expected)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(threads + 1)
-    try:
-        torch.testing.assert_close(kernels.compiled.kernels().norm(x, gain, eps)[0], expected)
-    finally:
-        torch.set_num_threads(threads)
-
-
 def graphs_of(part: Part, rows: Iterable[int], *others: Any, width: int = 8) -> list[int]:
     """Graphs that were made by a call with each number of rows."""
     made = []
