@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.container, pytest.mark.slow]
 
 DOCKERFILE = REPOSITORY / "docker" / "Dockerfile"
 IMAGE = "localhost/sphere-pretrain:cpu"
-FAST = "not slow and not gpu and not slurm and not triton and not dist"
+FAST = "not slow and not gpu and not slurm and not triton and not browser and not dist"
 
 
 @pytest.fixture(scope="module")
