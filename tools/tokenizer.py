@@ -91,6 +91,8 @@ def train(
     sample.add(read_documents(files, reading or Reading(), account, progress))
     progress.end()
     account.report(out.with_suffix(".dropped.txt"))
+    if not sample.documents():
+        sample.take_held_out()
     trained = sample.documents()
     if not trained:
         raise UserError("no text to train on: give more documents")

@@ -54,6 +54,14 @@ class Sample:
                 self.size -= size
                 self._bound = -number
 
+    def take_held_out(self) -> None:
+        """Train on what is held out: little text, such as a single document, may all be."""
+        for number, document in enumerate(self.held_out):
+            size = len(document.text.encode("utf-8"))
+            self.size += size
+            self._chosen.append((0.0, -number, size, document))
+        self.held_out = []
+
     def documents(self) -> list[Document]:
         """The chosen documents in the order of the inputs."""
         return [document for *_, document in sorted(self._chosen, key=lambda entry: -entry[1])]
@@ -65,7 +73,7 @@ class Sample:
 
     def _hold_out(self, document: Document) -> None:
         size = len(document.text.encode("utf-8"))
-        if self._held_out_size + size <= ROUND_TRIP_BYTES:
+        if not self.held_out or self._held_out_size + size <= ROUND_TRIP_BYTES:
             self._held_out_size += size
             self.held_out.append(document)
 

@@ -91,6 +91,17 @@ def test_a_sample_is_spread_over_the_documents_and_spares_the_held_out() -> None
     assert all(100 < sum(text in set(trained) for text in texts[k : k + 1000]) < 400 for k in range(0, 5000, 1000))
 
 
+def test_a_single_document_is_trained_on_even_if_it_would_be_held_out(tmp_path: Path) -> None:
+    text = next(
+        text for number in range(10_000) if is_validation(text := f"{number} words of it\n" * 50, VALIDATION_FRACTION)
+    )
+    (tmp_path / "text.txt").write_text(text)
+    main(["train", "--input", str(tmp_path / "text.txt"), "--vocab-size", "270", "--out", str(tmp_path / "t.model")])
+    tokenizer = Tokenizer(tmp_path / "t.model")
+    (tokens,) = tokenizer.encode_documents([text])
+    assert tokenizer.decode(tokens) == text
+
+
 def test_a_sample_does_not_depend_on_the_order_of_the_inputs() -> None:
     texts = ["x" * (number % 97) + str(number) for number in range(3000)]
     samples = []
