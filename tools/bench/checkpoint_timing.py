@@ -17,9 +17,9 @@ from pretrain.checkpoint import loading, saving, store
 from pretrain.checkpoint.callback import checkpoint_group
 from pretrain.engine import Engine
 from pretrain.errors import UserError
-from pretrain.launch import read_launch
 from pretrain.state import TrainState
 from tools.bench import pairs
+from tools.bench.alone import launched_alone
 from tools.bench.contenders import random_batches, synchronizer, uniform_counts
 from tools.bench.report import Report, table
 from tools.bench.step import PRESETS
@@ -80,11 +80,7 @@ def run(arguments: argparse.Namespace) -> Report:
     Raises:
         UserError: several processes, or a folder that takes no checkpoint.
     """
-    launch = read_launch()
-    if launch.world_size != 1:
-        raise UserError(
-            f"checkpoint runs in one process, not in {launch.world_size}; start it without torchrun or srun"
-        )
+    launch = launched_alone("checkpoint")
     try:
         folder = Path(tempfile.mkdtemp(prefix="bench-checkpoint-", dir=arguments.folder))
     except OSError as error:

@@ -11,9 +11,9 @@ import torch
 
 from pretrain import parallel
 from pretrain.errors import UserError
-from pretrain.launch import read_launch
 from pretrain.parallel import Place
 from tools.bench import gpu_kernels
+from tools.bench.alone import launched_alone
 from tools.bench.gpu_kernels import LIMITS, Bandwidth
 from tools.bench.gpu_steps import MODELS, Case, Measured, Model, configuration
 from tools.bench.report import Report, table
@@ -58,9 +58,7 @@ def run(arguments: argparse.Namespace) -> Report:
     Raises:
         UserError: no GPU, and not --tiny; several processes.
     """
-    launch = read_launch()
-    if launch.world_size != 1:
-        raise UserError(f"gpu runs in one process, not in {launch.world_size}; start it without torchrun or srun")
+    launch = launched_alone("gpu")
     tiny = bool(arguments.tiny)
     if not tiny and not torch.cuda.is_available():
         raise UserError("gpu needs a GPU, and CUDA finds none; --tiny tries the same code on the CPU")

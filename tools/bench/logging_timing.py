@@ -15,14 +15,13 @@ from pretrain import parallel
 from pretrain.config import Config
 from pretrain.data.batch import MicroBatch
 from pretrain.engine import Engine
-from pretrain.errors import UserError
-from pretrain.launch import read_launch
 from pretrain.monitor.layer_norms import LayerNorms
 from pretrain.monitor.metrics import Metrics, StepResult
 from pretrain.monitor.tensorboard import Board
 from pretrain.parallel import Place
 from pretrain.state import TrainState
 from tools.bench import pairs
+from tools.bench.alone import launched_alone
 from tools.bench.contenders import GEONORM, WARM_UP_STEPS, random_batches, synchronizer, uniform_counts, with_scheme
 from tools.bench.report import Report, table
 from tools.bench.step import PRESETS
@@ -107,9 +106,7 @@ def run(arguments: argparse.Namespace) -> Report:
     Raises:
         UserError: several processes.
     """
-    launch = read_launch()
-    if launch.world_size != 1:
-        raise UserError(f"logging runs in one process, not in {launch.world_size}; start it without torchrun or srun")
+    launch = launched_alone("logging")
     config = bench_config(PRESETS[arguments.preset], arguments.precision, arguments.micro_batch)
     train = config.train.model_copy(update={"steps": _FAR})
     off = {"checkpoint": config.checkpoint.model_copy(update={"every": 0}), "train": train}

@@ -41,12 +41,10 @@ def run(arguments: argparse.Namespace) -> Report:
     import torch  # late, as Megatron-core takes seconds to import
 
     from megatron_ext.kernels.compiled import why_not_compile
-    from pretrain.launch import read_launch
     from tools.bench import residual_bytes, residual_step, residual_timing
+    from tools.bench.alone import launched_alone
 
-    processes = read_launch().world_size
-    if processes != 1:
-        raise UserError(f"residual runs in one process, not in {processes}; start it without torchrun or srun")
+    launched_alone("residual")
     if arguments.only != "bytes" and (reason := why_not_compile(torch.device("cpu"))):
         raise UserError(f"residual compares compiled kernels, and torch.compile does not work here ({reason})")
     shapes = [tuple(arguments.shape)] if arguments.shape else SHAPES

@@ -13,9 +13,9 @@ from pretrain.config import Config
 from pretrain.config_file import load_config
 from pretrain.errors import UserError
 from pretrain.kernels import with_kernels
-from pretrain.launch import read_launch
 from pretrain.rules import check_config
 from tools.bench import pairs
+from tools.bench.alone import launched_alone
 from tools.bench.contenders import GEONORM, PLAIN, PRE_NORM, WARM_UP_STEPS, Contender, build_contenders, synchronizer
 from tools.bench.report import Report, table
 from tools.bench.step import MICRO_BATCHES, PRESETS, Preset
@@ -30,9 +30,7 @@ def run(arguments: argparse.Namespace) -> Report:
     Raises:
         UserError: several processes, --compile without a compiler, or --two-ranks on one GPU.
     """
-    launch = read_launch()
-    if launch.world_size != 1:
-        raise UserError(f"step runs in one process, not in {launch.world_size}; start it without torchrun or srun")
+    launch = launched_alone("step")
     if arguments.two_ranks and torch.cuda.device_count() == 1:
         raise UserError("--two-ranks needs two GPUs, and here is one; leave it out")
     kernels = f"model.kernels={arguments.kernels}"
