@@ -1,7 +1,4 @@
-"""What a sweep's curves tell of angles over depth and of spikes, as Markdown beside its results.
-
-The sweep's TensorBoard files are read; the page is made anew from those that are there.
-"""
+"""What the TensorBoard files of a sweep tell of angles over depth and of spikes, as Markdown."""
 
 import math
 import statistics
@@ -72,14 +69,30 @@ def spikes(losses: Mapping[int, float]) -> list[int]:
     return found
 
 
-def study_text(grid: Grid) -> str:
-    """The page; runs whose recorded curves are not there, whole, are left out and counted."""
+def recorded_runs(grid: Grid) -> list[Run]:
+    """Those that have a result and whose curves are there, whole."""
     results = read_results(grid.results_folder)
-    there = [
+    return [
         run
         for run in grid.runs
         if run.id in results and max(read_curves(grid.run_dir(run)).loss, default=-1) == results[run.id].steps
     ]
+
+
+def angles_over_depth(run_dir: Path, sublayer: str) -> dict[int, list[float]]:
+    """Mean angle in radians of layers 1, 2, ... at a run's first and last log step; without steps that lack one."""
+    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+    tags = sorted(tag for tag in events.Tags()["scalars"] if tag.startswith(f"geometry/angle_{sublayer}/layer_"))
+    curves = [{point.step: point.value for point in events.Scalars(tag)} for tag in tags]
+    steps = sorted(curves[0]) if curves else []
+    ends = dict.fromkeys((*steps[:1], *steps[-1:]))
+    # A run that came apart has angles of nothing, or none.
+    return {step: [curve[step] for curve in curves] for step in ends if all(curve.get(step, 0) > 0 for curve in curves)}
+
+
+def study_text(grid: Grid, there: Sequence[Run]) -> str:
+    """The page of the :func:`recorded_runs`; how many are missing is said."""
     parts = [
         f"# {grid.file.title}: angles and spikes",
         f"From the curves of {len(there)} of {len(grid.runs)} runs, by `python -m tools.paper study`.",
@@ -103,39 +116,31 @@ def _angles_text(grid: Grid, runs: Sequence[Run]) -> str:
     groups: dict[tuple[str, int, str], list[Slope]] = defaultdict(list)
     for run in runs:
         for sublayer in SUBLAYERS:
-            for found in _slopes(grid.run_dir(run), sublayer):
-                groups[_label(run), found.step, sublayer].append(found)
+            for step, angles in angles_over_depth(grid.run_dir(run), sublayer).items():
+                groups[_label(run), step, sublayer].append(slope(step, angles))
     for (label, step, sublayer), slopes in groups.items():
         cells = [statistics.fmean(getattr(each, name) for each in slopes) for name in ("exponent", "inner", "ratio")]
         lines.append(f"| {label} | {step} | {sublayer} | {cells[0]:.2f} | {cells[1]:.2f} | {cells[2]:.1f} |")
     return "\n".join(lines)
 
 
-def _slopes(run_dir: Path, sublayer: str) -> list[Slope]:
-    events = EventAccumulator(str(run_dir / "tensorboard"), size_guidance={"scalars": 0})
-    events.Reload()
-    tags = sorted(tag for tag in events.Tags()["scalars"] if tag.startswith(f"geometry/angle_{sublayer}/layer_"))
-    curves = [{point.step: point.value for point in events.Scalars(tag)} for tag in tags]
-    steps = sorted(curves[0]) if curves else []
-    ends = dict.fromkeys((*steps[:1], *steps[-1:]))
-    # A run that came apart has angles of nothing, or none.
-    sound = [step for step in ends if all(curve.get(step, 0.0) > 0 for curve in curves)]
-    return [slope(step, [curve[step] for curve in curves]) for step in sound]
-
-
 def _spikes_text(grid: Grid, runs: Sequence[Run]) -> str:
     lines = [
-        f"Spikes: steps whose training loss is {_SPIKE:g} robust deviations above the median of the {_WINDOW} before, "
-        "or not finite; in brackets the largest gradient norm; a figure for each seed.",
+        f"Spikes: steps whose training loss is {_SPIKE:g} robust deviations above the median of the {_WINDOW} before "
+        f"(at least {_WINDOW // 2}, so none earlier), or not finite; in brackets the largest gradient norm and how far "
+        "the highest training loss is above the first; a figure for each seed.",
         "",
-        "| | spikes (largest gradient norm) |",
+        "| | spikes (largest gradient norm, highest loss) |",
         "| --- | --- |",
     ]
     rows: dict[str, list[str]] = defaultdict(list)
     for run in runs:
         curves = read_curves(grid.run_dir(run))
         largest = curves.grad_norm_max()
-        rows[_label(run)].append(f"{len(spikes(curves.loss))} ({'none' if largest is None else f'{largest:.1f}'})")
+        finite = [loss for _, loss in sorted(curves.loss.items()) if math.isfinite(loss)]
+        rise = f"+{max(finite) - finite[0]:.1f}" if finite else "none"
+        norm = "none" if largest is None else f"{largest:.1f}"
+        rows[_label(run)].append(f"{len(spikes(curves.loss))} ({norm}, {rise})")
     return "\n".join([*lines, *(f"| {label} | {', '.join(cells)} |" for label, cells in rows.items())])
 
 

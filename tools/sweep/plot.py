@@ -82,7 +82,8 @@ def _numeric_setting(grid: Grid, stage: str) -> str | None:
     return name if numbers and len(values) > 1 else None
 
 
-def _style(grid: Grid, variant: str, column: int = 0) -> dict[str, Any]:
+def style_of(grid: Grid, variant: str, column: int = 0) -> dict[str, Any]:
+    """How the lines of a variant are drawn, those of its columns each by another dash."""
     number = list(grid.file.variants).index(variant)
     dash = (number // len(COLOURS) + column) % len(DASHES)
     return {
@@ -100,7 +101,7 @@ def _lines(grid: Grid, members: Sequence[Planned]) -> list[Line]:
     lines = [
         Line(
             f"{variant} {column}".strip(),
-            _style(grid, variant, number),
+            style_of(grid, variant, number),
             [each for each in members if (each.run.variant, each.run.column) == (variant, column)],
         )
         for variant in dict.fromkeys(each.run.variant for each in members)
@@ -123,7 +124,7 @@ def _best_lines(grid: Grid, members: Sequence[Planned]) -> list[Line]:
         label = f"{variant} {best[0].run.column}" if done else variant
         if done and (diverged := sum(each.state == State.DIVERGED for each in of_variant)):
             label += f" ({diverged} of {len(of_variant)} diverged)"
-        lines.append(Line(label, _style(grid, variant), best if done else of_variant))
+        lines.append(Line(label, style_of(grid, variant), best if done else of_variant))
     return sorted(lines, key=_order)
 
 
@@ -137,7 +138,7 @@ def _draw_setting(axes: Any, grid: Grid, members: Sequence[Planned], setting: st
     """Final validation loss over the setting's value; a diverged run is a cross at the upper edge."""
     for number, variant in enumerate(dict.fromkeys(each.run.variant for each in members)):
         of_variant = [each for each in members if each.run.variant == variant]
-        style = _style(grid, variant)
+        style = style_of(grid, variant)
         means = {
             value: statistics.fmean(losses)
             for value in grid.file.stages[of_variant[0].run.stage].vary[setting]
