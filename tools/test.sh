@@ -38,33 +38,37 @@ install_triton() {
     }
 }
 
-selected() { # COMMAND ... of pytest, whose 5 says that nothing was selected
+ran=$(mktemp)
+selected() { # COMMAND ... of pytest, whose 5 says that nothing was selected; it is of no harm where others selected some
     local status=0
     "$@" || status=$?
-    [ $status = 5 ] || return $status
+    [ $status = 5 ] || { echo "$@" >>"$ran" && return $status; }
 }
 
 triton_tests() {
     PYTHONPATH=$ROOT/.cache/triton${PYTHONPATH:+:$PYTHONPATH} selected python -m pytest -m 'triton and not gpu' "$@"
 }
 
-# Slurm's tests start one of their own, with network namespaces for its nodes, and install it if it is not there. They
-# wait for its timers most of the time, so they run beside the others. In a process group of its own: else Ctrl-C would
-# not reach it.
-begin_slurm_tests() {
-    slurm_said=$(mktemp)
+# Tests of one process leave a core free, and Slurm's, which start a Slurm of their own and install it if it is not there,
+# wait for its timers most of the time: so three kinds run at once. In process groups of their own: else Ctrl-C would not
+# reach them.
+declare -A beside=() said=()
+trap 'kill -INT -- "${beside[@]/#/-}" 2>/dev/null || true; rm -f "$ran" "${said[@]}"' EXIT
+begin() { # NAME MARKERS [ARGUMENT ...]
+    local name=$1 markers=$2
+    shift 2
+    said[$name]=$(mktemp)
     set -m
-    selected python -m pytest -m 'slurm and not slow' "$@" >"$slurm_said" 2>&1 &
-    slurm=$!
+    selected python -m pytest -p tools.pytest_report -m "$markers" "$@" >"${said[$name]}" 2>&1 &
+    beside[$name]=$!
     set +m
-    trap 'kill -INT -- -$slurm 2>/dev/null || true' EXIT
 }
 
-end_slurm_tests() {
+end() { # NAME
     local status=0
-    wait "$slurm" || status=$?
-    cat "$slurm_said"
-    rm "$slurm_said"
+    wait "${beside[$1]}" || status=$?
+    cat "${said[$1]}"
+    unset "beside[$1]"
     return $status
 }
 
@@ -93,11 +97,14 @@ else
     case " $* " in
         *' -m'*) stage pytest python -m pytest -p tools.pytest_report "$@" ;;
         *)
-            [ "$(id -u)" != 0 ] || begin_slurm_tests "$@"
-            stage pytest python -m pytest -p tools.pytest_report -m "$markers" "$@"
+            [ "$(id -u)" != 0 ] || begin slurm 'slurm and not slow' "$@"
+            begin dist "$markers and dist" "$@"
+            stage 'pytest, one process' selected python -m pytest -p tools.pytest_report -m "$markers and not dist" "$@"
             if install_triton; then stage 'pytest, triton' triton_tests "$@"; else echo 'NOT RUN: the tests marked triton'; fi
-            if [ "$(id -u)" = 0 ]; then stage 'pytest, slurm, begun beside the others' end_slurm_tests
+            stage 'pytest, several processes, begun beside' end dist
+            if [ "$(id -u)" = 0 ]; then stage 'pytest, slurm, begun beside' end slurm
             else echo 'NOT RUN: the tests marked slurm, which need root'; fi
+            [ -s "$ran" ] || failed+=('no test was selected')
             ;;
     esac
 fi

@@ -14,7 +14,7 @@ from tests.pretrain import runs
 from tests.tools.sweeps import add_result, content, planned_run, write_grid
 from tools.paper.__main__ import main
 from tools.paper.rows import rows_of
-from tools.paper.study import slope, spikes
+from tools.paper.study import rise, slope, spikes
 from tools.paper.targets import TOKENIZERS, Target, load_targets
 from tools.sweep.grid import Grid, load_grid
 from tools.sweep.results import Result, record
@@ -139,14 +139,22 @@ def test_spikes_stand_out_of_what_came_before() -> None:
     assert spikes(losses | {100: 6.0, 101: 5.5, 200: math.inf}) == [100, 101, 200]
 
 
+def test_the_largest_rise_is_from_the_lowest_mean_to_a_later_one() -> None:
+    falling = {step: 6 - 0.01 * step for step in range(100)}
+    assert rise(falling) == pytest.approx(-0.08)  # to the next eight
+    bumped = falling | dict.fromkeys(range(40, 48), 8.0)
+    assert rise(bumped | {90: math.nan}) == pytest.approx(8 - (6 - 0.01 * 35.5))
+    assert math.isnan(rise(dict.fromkeys(range(15), 5.0)))
+
+
 def test_the_study_reads_whole_recorded_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     grid = load_grid(write_grid(tmp_path, content()))
-    for rate, steps in ((0.001, 8), (0.01, 5)):  # the second one's curves are not the recorded ones
+    for rate, steps in ((0.001, 18), (0.01, 5)):  # the second one's curves are not the recorded ones
         name = RATES.format("pre_norm", rate)
-        keep(grid, name, 2.0, steps=8)
+        keep(grid, name, 2.0, steps=18)
         with SummaryWriter(str(grid.run_dir(planned_run(grid, name, {}).run) / "tensorboard")) as writer:
             for step in range(1, steps + 1):
-                writer.add_scalar("train/loss", 4.0 + 0.5 * (step == 2), step)
+                writer.add_scalar("train/loss", 4.0 + 0.5 * (step > 10), step)
                 writer.add_scalar("train/grad_norm", 1.5, step)
             for layer in range(1, 5):
                 for sublayer in ("attention", "mlp"):
@@ -157,5 +165,6 @@ def test_the_study_reads_whole_recorded_runs(tmp_path: Path, capsys: pytest.Capt
     assert "| pre_norm, lr=0.001 | 4 | attention | -1.00 | -1.00 | 2.0 |" in page
     assert "| pre_norm, lr=0.001 | 0 (1.5, +0.5) |" in page
     assert "lr=0.01 " not in page
-    assert (grid.results_folder / "study.png").stat().st_size > 10_000
+    pictures = sorted(path.name for path in grid.results_folder.glob("*.png") if path.stat().st_size > 5_000)
+    assert pictures == ["angles.png", "losses_rates.png"]
     assert "from 1 of 12 runs" in capsys.readouterr().out

@@ -7,7 +7,7 @@ from pretrain.data.files import write_atomically
 from pretrain.errors import UserError, run_cli
 from tools.paper.rows import rows_of
 from tools.paper.study import recorded_runs, study_text
-from tools.paper.study_plot import draw_study
+from tools.paper.study_plot import draw_angles, draw_losses
 from tools.paper.tables import draw, tables_text
 from tools.paper.targets import load_targets
 from tools.sweep.grid import load_grid
@@ -39,13 +39,15 @@ def make_tables(targets: Path, out: Path, given: dict[str, Path]) -> None:
 
 
 def make_study(path: Path) -> None:
-    """Write ``study.md`` and ``study.png`` beside the sweep's results."""
+    """Write ``study.md``, ``angles.png`` and each stage's ``losses_STAGE.png`` beside the sweep's results."""
     grid = load_grid(path)
     there = recorded_runs(grid)
     grid.results_folder.mkdir(exist_ok=True)
     write_atomically(grid.results_folder / "study.md", study_text(grid, there).encode())
-    draw_study(grid, there, grid.results_folder / "study.png")
-    print(f"{grid.results_folder / 'study.md'} and study.png are made anew, from {len(there)} of {len(grid.runs)} runs")
+    draw_angles(grid, there, grid.results_folder / "angles.png")
+    for stage in dict.fromkeys(run.stage for run in there):
+        draw_losses(grid, there, stage, grid.results_folder / f"losses_{stage}.png")
+    print(f"{grid.results_folder / 'study.md'} and its pictures: from {len(there)} of {len(grid.runs)} runs")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -17,6 +17,7 @@ from tools.sweep.results import read_results
 SUBLAYERS = ("attention", "mlp")
 _WINDOW = 64
 _SPIKE = 7.0
+_MEAN = 8
 _MAD = 1.4826  # of a normal distribution: standard deviation over median absolute deviation
 
 
@@ -67,6 +68,20 @@ def spikes(losses: Mapping[int, float]) -> list[int]:
                 continue
         window = [*window[-_WINDOW + 1 :], loss]
     return found
+
+
+def rise(losses: Mapping[int, float]) -> float:
+    """By how much the mean training loss of 8 steps was at most above that of 8 earlier ones; nan with too few.
+
+    It also sees what comes in the first steps, before a spike can be told, and does not see a single step.
+    """
+    finite = [loss for _, loss in sorted(losses.items()) if math.isfinite(loss)]
+    means = [statistics.fmean(finite[first : first + _MEAN]) for first in range(len(finite) - _MEAN + 1)]
+    lowest, largest = math.inf, math.nan
+    for earlier, mean in zip(means, means[_MEAN:], strict=False):
+        lowest = min(lowest, earlier)
+        largest = mean - lowest if math.isnan(largest) else max(largest, mean - lowest)
+    return largest
 
 
 def recorded_runs(grid: Grid) -> list[Run]:
@@ -127,20 +142,18 @@ def _angles_text(grid: Grid, runs: Sequence[Run]) -> str:
 def _spikes_text(grid: Grid, runs: Sequence[Run]) -> str:
     lines = [
         f"Spikes: steps whose training loss is {_SPIKE:g} robust deviations above the median of the {_WINDOW} before "
-        f"(at least {_WINDOW // 2}, so none earlier), or not finite; in brackets the largest gradient norm and how far "
-        "the highest training loss is above the first; a figure for each seed.",
+        f"(at least {_WINDOW // 2}, so none earlier), or not finite; in brackets the largest gradient norm, and the "
+        f"largest rise: from the mean loss of {_MEAN} steps to that of {_MEAN} later ones; a figure for each seed.",
         "",
-        "| | spikes (largest gradient norm, highest loss) |",
+        "| | spikes (largest gradient norm, largest rise) |",
         "| --- | --- |",
     ]
     rows: dict[str, list[str]] = defaultdict(list)
     for run in runs:
         curves = read_curves(grid.run_dir(run))
         largest = curves.grad_norm_max()
-        finite = [loss for _, loss in sorted(curves.loss.items()) if math.isfinite(loss)]
-        rise = f"+{max(finite) - finite[0]:.1f}" if finite else "none"
         norm = "none" if largest is None else f"{largest:.1f}"
-        rows[_label(run)].append(f"{len(spikes(curves.loss))} ({norm}, {rise})")
+        rows[_label(run)].append(f"{len(spikes(curves.loss))} ({norm}, {rise(curves.loss):+.1f})")
     return "\n".join([*lines, *(f"| {label} | {', '.join(cells)} |" for label, cells in rows.items())])
 
 

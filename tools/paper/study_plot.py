@@ -1,9 +1,10 @@
-"""The study as one picture: a row of panels a stage, angles over depth beside losses step by step."""
+"""The study's pictures: angles over depth, and training losses step by step."""
 
 import io
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, NullLocator
 
 from pretrain.data.files import write_atomically
+from tools.colours import COLOURS
 from tools.paper.study import SUBLAYERS, angles_over_depth
 from tools.sweep.curves import read_curves
 from tools.sweep.grid import Grid, Run
@@ -22,23 +24,20 @@ from tools.sweep.table import columns_of
 mpl.use("Agg")
 
 
-def draw_study(grid: Grid, runs: Sequence[Run], path: Path) -> None:
-    """Write ``path`` as PNG from the curves of ``runs``, all of them recorded."""
+def draw_angles(grid: Grid, runs: Sequence[Run], path: Path) -> None:
+    """Write ``path`` as PNG: a row of panels a stage, each variant of ``runs`` (all recorded) at its best column."""
     stages = list(grid.file.stages)
-    figure = Figure(figsize=(18, 4.6 * len(stages)), layout="constrained")
+    figure = Figure(figsize=(13, 4.6 * len(stages)), layout="constrained")
     results = read_results(grid.results_folder)
-    for row, stage in zip(figure.subplots(len(stages), 3, squeeze=False), stages, strict=True):
+    for row, stage in zip(figure.subplots(len(stages), len(SUBLAYERS), squeeze=False), stages, strict=True):
         members = [run for run in runs if run.stage == stage]
         best = {run.variant: _best_column(members, run.variant, results) for run in members}
-        for axes, sublayer in zip(row, SUBLAYERS, strict=False):
+        for axes, sublayer in zip(row, SUBLAYERS, strict=True):
             for variant, some in best.items():
-                _draw_angles(axes, some, grid, sublayer, style_of(grid, variant))
+                _draw_mean_angles(axes, some, grid, sublayer, style_of(grid, variant))
             _decorate_angles(axes, f"{stage}: angle of {sublayer} at each one's best {_names(members)}".rstrip())
-        _draw_losses(row[-1], grid, members)
     figure.suptitle(grid.file.title)
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=80)
-    write_atomically(path, image.getvalue())
+    _save(figure, path)
 
 
 def _names(members: Sequence[Run]) -> str:
@@ -47,10 +46,7 @@ def _names(members: Sequence[Run]) -> str:
 
 def _best_column(members: Sequence[Run], variant: str, results: dict[str, Result]) -> list[Run]:
     """A variant's runs of the lowest mean final loss; of its first column where all diverged."""
-    columns: dict[str, list[Run]] = defaultdict(list)
-    for run in members:
-        if run.variant == variant:
-            columns[run.column].append(run)
+    columns = {run.column: _of(members, variant, run.column) for run in members if run.variant == variant}
     means = {
         column: statistics.fmean(losses)
         for column, some in columns.items()
@@ -60,7 +56,7 @@ def _best_column(members: Sequence[Run], variant: str, results: dict[str, Result
     return columns[min(means, key=lambda column: means[column]) if means else next(iter(columns))]
 
 
-def _draw_angles(axes: Any, runs: Sequence[Run], grid: Grid, sublayer: str, style: dict[str, Any]) -> None:
+def _draw_mean_angles(axes: Any, runs: Sequence[Run], grid: Grid, sublayer: str, style: dict[str, Any]) -> None:
     """Mean over seeds: the first log step pale, the last one full."""
     by_step: dict[int, list[list[float]]] = defaultdict(list)
     for run in runs:
@@ -96,22 +92,29 @@ def _decorate_angles(axes: Any, title: str) -> None:
     axes.legend(fontsize=8)
 
 
-def _draw_losses(axes: Any, grid: Grid, members: Sequence[Run]) -> None:
-    """Each run of the stage's last column, every step as it was."""
-    column = columns_of(members)[-1] if members else ""
-    axes.set_title(f"training loss of every step and seed, {column}".rstrip(", "), fontsize=10)
-    if not members:
-        axes.set_axis_off()
-        return
-    seen = set()
-    for run in members:
-        if run.column != column:
-            continue
-        loss = read_curves(grid.run_dir(run)).loss
-        style = {"color": style_of(grid, run.variant)["color"], "linewidth": 0.9}
-        axes.plot(list(loss), list(loss.values()), **style, label=run.variant if run.variant not in seen else None)
-        seen.add(run.variant)
-    axes.set_xlabel("step")
-    axes.set_ylabel("nats per token")
-    axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+def draw_losses(grid: Grid, runs: Sequence[Run], stage: str, path: Path) -> None:
+    """Write ``path`` as PNG: training losses of every step, a row a variant, a column as in the table."""
+    members = [run for run in runs if run.stage == stage]
+    variants, columns = list(dict.fromkeys(run.variant for run in members)), columns_of(members)
+    figure = Figure(figsize=(4 * len(columns), 2.6 * len(variants)), layout="constrained")
+    rows = figure.subplots(len(variants), len(columns), squeeze=False, sharex=True, sharey=True)
+    for row, variant in zip(rows, variants, strict=True):
+        for axes, column in zip(row, columns, strict=True):
+            axes.set_title(f"{variant} {column}".rstrip(), fontsize=9)
+            axes.grid(alpha=0.3)
+            for run, colour in zip(_of(members, variant, column), cycle(COLOURS), strict=False):
+                loss = read_curves(grid.run_dir(run)).loss
+                axes.plot(list(loss), list(loss.values()), color=colour, linewidth=0.8)
+    figure.supxlabel("step", fontsize=9)
+    figure.supylabel("training loss, nats per token", fontsize=9)
+    _save(figure, path)
+
+
+def _of(members: Sequence[Run], variant: str, column: str) -> list[Run]:
+    return [run for run in members if (run.variant, run.column) == (variant, column)]
+
+
+def _save(figure: Figure, path: Path) -> None:
+    image = io.BytesIO()
+    figure.savefig(image, format="png", dpi=70)
+    write_atomically(path, image.getvalue())

@@ -44,7 +44,7 @@ def import_nanogpt(train: Sequence[Path], validation: Sequence[Path], settings: 
 
 def _read(file: Path, eod_id: int, held_out: bool | None) -> Corpus:
     if not file.is_file():
-        raise UserError(f"{file} does not exist")
+        raise UserError(f"{file} {'is no file' if file.exists() else 'does not exist'}; give nanoGPT's .bin files")
     size = file.stat().st_size
     if not size or size % 2:
         raise UserError(f"{file} has {size} bytes, which are no uint16 tokens")
