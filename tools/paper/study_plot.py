@@ -27,7 +27,7 @@ mpl.use("Agg")
 def draw_angles(grid: Grid, runs: Sequence[Run], path: Path) -> None:
     """Write ``path`` as PNG: a row of panels a stage, each variant of ``runs`` (all recorded) at its best column."""
     stages = list(grid.file.stages)
-    figure = Figure(figsize=(13, 4.6 * len(stages)), layout="constrained")
+    figure = Figure(figsize=(14, 4.2 * len(stages)), layout="constrained")
     results = read_results(grid.results_folder)
     for row, stage in zip(figure.subplots(len(stages), len(SUBLAYERS), squeeze=False), stages, strict=True):
         members = [run for run in runs if run.stage == stage]
@@ -36,6 +36,8 @@ def draw_angles(grid: Grid, runs: Sequence[Run], path: Path) -> None:
             for variant, some in best.items():
                 _draw_mean_angles(axes, some, grid, sublayer, style_of(grid, variant))
             _decorate_angles(axes, f"{stage}: angle of {sublayer} at each one's best {_names(members)}".rstrip())
+        if members:
+            row[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
     figure.suptitle(grid.file.title)
     _save(figure, path)
 
@@ -89,13 +91,13 @@ def _decorate_angles(axes: Any, title: str) -> None:
     axes.set_xlabel("layer k (pale: at the first log step)")
     axes.set_ylabel("mean angle of a step, radians")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
 
 
 def draw_losses(grid: Grid, runs: Sequence[Run], stage: str, path: Path) -> None:
     """Write ``path`` as PNG: training losses of every step, a row a variant, a column as in the table."""
     members = [run for run in runs if run.stage == stage]
-    variants, columns = list(dict.fromkeys(run.variant for run in members)), columns_of(members)
+    variants = list(dict.fromkeys(run.variant for run in members))
+    columns = columns_of(run for run in grid.runs if run.stage == stage)
     figure = Figure(figsize=(4 * len(columns), 2.6 * len(variants)), layout="constrained")
     rows = figure.subplots(len(variants), len(columns), squeeze=False, sharex=True, sharey=True)
     for row, variant in zip(rows, variants, strict=True):
