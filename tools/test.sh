@@ -53,6 +53,7 @@ triton_tests() {
 # wait for its timers most of the time: so three kinds run at once. In process groups of their own: else Ctrl-C would not
 # reach them.
 declare -A beside=() said=()
+trap 'exit 130' INT # pytest ends in order, after which bash would go on to the next stage
 trap 'kill -INT -- "${beside[@]/#/-}" 2>/dev/null || true; rm -f "$ran" "${said[@]}"' EXIT
 begin() { # NAME MARKERS [ARGUMENT ...]
     local name=$1 markers=$2

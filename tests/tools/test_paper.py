@@ -139,6 +139,15 @@ def test_spikes_stand_out_of_what_came_before() -> None:
     assert spikes(losses | {100: 6.0, 101: 5.5, 200: math.inf}) == [100, 101, 200]
 
 
+def test_a_study_without_curves_leaves_the_page_as_it_was(tmp_path: Path) -> None:
+    grid = load_grid(write_grid(tmp_path, content()))
+    keep(grid, RATES.format("pre_norm", 0.1), 2.0)
+    (grid.results_folder / "study.md").write_text("of earlier runs")
+    with pytest.raises(UserError, match="no curves of a recorded run"):
+        main(["study", str(grid.path)])
+    assert (grid.results_folder / "study.md").read_text() == "of earlier runs"
+
+
 def test_the_largest_rise_is_from_the_lowest_mean_to_a_later_one() -> None:
     falling = {step: 6 - 0.01 * step for step in range(100)}
     assert rise(falling) == pytest.approx(-0.08)  # to the next eight

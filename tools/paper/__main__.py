@@ -39,10 +39,15 @@ def make_tables(targets: Path, out: Path, given: dict[str, Path]) -> None:
 
 
 def make_study(path: Path) -> None:
-    """Write ``study.md``, ``angles.png`` and each stage's ``losses_STAGE.png`` beside the sweep's results."""
+    """Write ``study.md``, ``angles.png`` and each stage's ``losses_STAGE.png`` beside the sweep's results.
+
+    Raises:
+        UserError: for whatever the user can mend.
+    """
     grid = load_grid(path)
     there = recorded_runs(grid)
-    grid.results_folder.mkdir(exist_ok=True)
+    if not there:  # what an earlier study wrote stays
+        raise UserError(f"{path}: no curves of a recorded run are in {grid.file.work}: they stay where the sweep ran")
     write_atomically(grid.results_folder / "study.md", study_text(grid, there).encode())
     draw_angles(grid, there, grid.results_folder / "angles.png")
     for stage in dict.fromkeys(run.stage for run in there):
