@@ -36,7 +36,7 @@ def draw_angles(grid: Grid, runs: Sequence[Run], path: Path) -> None:
             for variant, some in best.items():
                 _draw_mean_angles(axes, some, grid, sublayer, style_of(grid, variant))
             _decorate_angles(axes, f"{stage}: angle of {sublayer} at each one's best {_names(members)}".rstrip())
-        if members:
+        if row[-1].lines:
             row[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
     figure.suptitle(grid.file.title)
     _save(figure, path)
