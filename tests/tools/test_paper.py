@@ -170,10 +170,12 @@ def test_the_study_reads_whole_recorded_runs(tmp_path: Path, capsys: pytest.Capt
                     writer.add_scalar(f"geometry/angle_{sublayer}/layer_{layer:02d}", 0.3 / layer, 4)
     main(["study", str(grid.path)])
     page = (grid.results_folder / "study.md").read_text()
+    main(["study", str(grid.path), "--out", str(tmp_path / "elsewhere")])
+    assert (tmp_path / "elsewhere" / "study.md").read_text() == page
     assert "From the curves of 1 of 12 runs" in page
     assert "| pre_norm, lr=0.001 | 4 | attention | -1.00 | -1.00 | 2.0 |" in page
     assert "| pre_norm, lr=0.001 | 0 (1.5, +0.5) |" in page
     assert "lr=0.01 " not in page
     pictures = sorted(path.name for path in grid.results_folder.glob("*.png") if path.stat().st_size > 5_000)
     assert pictures == ["angles.png", "losses_rates.png"]
-    assert "from 1 of 12 runs" in capsys.readouterr().out
+    assert f"{grid.results_folder / 'study.md'} and its pictures: from 1 of 12 runs" in capsys.readouterr().out

@@ -38,8 +38,8 @@ def make_tables(targets: Path, out: Path, given: dict[str, Path]) -> None:
     print(f"{out / 'tables.md'}: {count} of {sum(len(rows) for _, rows in filled)} rows have runs of ours")
 
 
-def make_study(path: Path) -> None:
-    """Write ``study.md``, ``angles.png`` and each stage's ``losses_STAGE.png`` beside the sweep's results.
+def make_study(path: Path, out: Path | None) -> None:
+    """Write ``study.md``, ``angles.png`` and each stage's ``losses_STAGE.png`` into ``out``, or beside the results.
 
     Raises:
         UserError: for whatever the user can mend.
@@ -48,11 +48,13 @@ def make_study(path: Path) -> None:
     there = recorded_runs(grid)
     if not there:  # what an earlier study wrote stays
         raise UserError(f"{path}: no curves of a recorded run are in {grid.file.work}: they stay where the sweep ran")
-    write_atomically(grid.results_folder / "study.md", study_text(grid, there).encode())
-    draw_angles(grid, there, grid.results_folder / "angles.png")
+    folder = out or grid.results_folder
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / "study.md", study_text(grid, there).encode())
+    draw_angles(grid, there, folder / "angles.png")
     for stage in dict.fromkeys(run.stage for run in there):
-        draw_losses(grid, there, stage, grid.results_folder / f"losses_{stage}.png")
-    print(f"{grid.results_folder / 'study.md'} and its pictures: from {len(there)} of {len(grid.runs)} runs")
+        draw_losses(grid, there, stage, folder / f"losses_{stage}.png")
+    print(f"{folder / 'study.md'} and its pictures: from {len(there)} of {len(grid.runs)} runs")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -66,9 +68,10 @@ def main(arguments: list[str] | None = None) -> None:
     tables.add_argument("--run", nargs=2, action="append", default=[], metavar=("GRID/ID", "DIR"), help=run)
     study = commands.add_parser("study", help="angles over depth and spikes of a sweep's runs")
     study.add_argument("grid", type=Path, metavar="GRID", help="for example configs/paper/study.yaml")
+    study.add_argument("--out", type=Path, metavar="DIR", help="default: the folder of the sweep's results")
     options = parser.parse_args(arguments)
     if options.command == "study":
-        make_study(options.grid)
+        make_study(options.grid, options.out)
     else:
         given = {name: Path(folder) for name, folder in options.run}
         make_tables(options.targets, options.out or options.targets.parent, given)

@@ -142,7 +142,8 @@ def _angles_text(grid: Grid, runs: Sequence[Run]) -> str:
 def _spikes_text(grid: Grid, runs: Sequence[Run]) -> str:
     lines = [
         f"Spikes: steps whose training loss is {_SPIKE:g} robust deviations above the median of the {_WINDOW} before "
-        f"(at least {_WINDOW // 2}, so none earlier), or not finite; in brackets the largest gradient norm, and the "
+        f"(at least {_WINDOW // 2}, so none earlier; where the loss falls fast within them, small ones are not seen), "
+        "or not finite; in brackets the largest gradient norm, and the "
         f"largest rise: from the mean loss of {_MEAN} steps to that of {_MEAN} later ones; a figure for each seed.",
         "",
         "| | spikes (largest gradient norm, largest rise) |",
