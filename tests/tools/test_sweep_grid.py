@@ -74,6 +74,7 @@ def change(*path: str, value: Any) -> Callable[[dict[str, Any]], None]:
         (change("stages", "seeds", "take", value={"optimizer.lr": "seeds"}), "seeds is not an earlier stage"),
         (change("stages", "seeds", "take", value={"optimizer.clip": "rates"}), r"does not vary optimizer\.clip"),
         (change("stages", "rates", "variants", value=["geonorm"]), "stage rates has no runs of pre_norm"),
+        (lambda tree: tree.pop("stages"), "it has no stages, so it is no sweep"),
         (change("base", value="absent.yaml"), r"there is no file .*absent\.yaml"),
     ],
 )

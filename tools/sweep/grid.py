@@ -181,8 +181,13 @@ def load_grid(path: Path) -> Grid:
     Raises:
         UserError: in one line, for whatever is wrong with the file or with a run.
     """
+    tree = _read_yaml(path)
+    if "stages" not in tree:
+        raise UserError(
+            f"{path}: it has no stages, so it is no sweep; python -m pretrain takes what configures one run"
+        )
     try:
-        file = GridFile.model_validate(_read_yaml(path))
+        file = GridFile.model_validate(tree)
     except ValidationError as error:
         raise UserError(f"{path}: {describe_first_error(error)}") from None
     file = file.model_copy(update={"settings": flat(file.settings)})
