@@ -1,6 +1,5 @@
 """The study's pictures: angles over depth, and training losses step by step."""
 
-import io
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,11 +14,13 @@ from matplotlib.ticker import LogFormatter, NullLocator
 from pretrain.data.files import write_atomically
 from tools.colours import COLOURS
 from tools.paper.study import SUBLAYERS, angles_over_depth
+from tools.picture import as_png
 from tools.sweep.curves import read_curves
 from tools.sweep.grid import Grid, Run
+from tools.sweep.plan import plan
 from tools.sweep.plot import style_of
-from tools.sweep.results import Result, read_results
-from tools.sweep.table import columns_of
+from tools.sweep.results import read_results
+from tools.sweep.table import best_column, columns_of
 
 mpl.use("Agg")
 
@@ -28,34 +29,22 @@ def draw_angles(grid: Grid, runs: Sequence[Run], path: Path) -> None:
     """Write ``path`` as PNG: a row of panels a stage, each variant of ``runs`` (all recorded) at its best column."""
     stages = list(grid.file.stages)
     figure = Figure(figsize=(14, 4.2 * len(stages)), layout="constrained")
-    results = read_results(grid.results_folder)
+    planned = [each for each in plan(grid, read_results(grid.results_folder), None) if each.run in runs]
     for row, stage in zip(figure.subplots(len(stages), len(SUBLAYERS), squeeze=False), stages, strict=True):
-        members = [run for run in runs if run.stage == stage]
-        best = {run.variant: _best_column(members, run.variant, results) for run in members}
+        members = [each for each in planned if each.run.stage == stage]
+        best = {
+            variant: [each.run for each in best_column([each for each in members if each.run.variant == variant])]
+            for variant in dict.fromkeys(each.run.variant for each in members)
+        }
+        varied = columns_of(each.run for each in members)[0].partition("=")[0] if members else ""
         for axes, sublayer in zip(row, SUBLAYERS, strict=True):
             for variant, some in best.items():
                 _draw_mean_angles(axes, some, grid, sublayer, style_of(grid, variant))
-            _decorate_angles(axes, f"{stage}: angle of {sublayer} at each one's best {_names(members)}".rstrip())
+            _decorate_angles(axes, f"{stage}: angle of {sublayer} at each one's best {varied}".rstrip())
         if row[-1].lines:
             row[-1].legend(loc="center left", bbox_to_anchor=(1.01, 0.5), fontsize=8, frameon=False)
     figure.suptitle(grid.file.title)
-    _save(figure, path)
-
-
-def _names(members: Sequence[Run]) -> str:
-    return columns_of(members)[0].partition("=")[0] if members else ""
-
-
-def _best_column(members: Sequence[Run], variant: str, results: dict[str, Result]) -> list[Run]:
-    """A variant's runs of the lowest mean final loss; of its first column where all diverged."""
-    columns = {run.column: _of(members, variant, run.column) for run in members if run.variant == variant}
-    means = {
-        column: statistics.fmean(losses)
-        for column, some in columns.items()
-        if len(losses := [loss for run in some if (loss := results[run.id].final_loss) is not None]) == len(some)
-        and all(results[run.id].status == "finished" for run in some)
-    }
-    return columns[min(means, key=lambda column: means[column]) if means else next(iter(columns))]
+    write_atomically(path, as_png(figure, 70))
 
 
 def _draw_mean_angles(axes: Any, runs: Sequence[Run], grid: Grid, sublayer: str, style: dict[str, Any]) -> None:
@@ -109,14 +98,8 @@ def draw_losses(grid: Grid, runs: Sequence[Run], stage: str, path: Path) -> None
                 axes.plot(list(loss), list(loss.values()), color=colour, linewidth=0.8)
     figure.supxlabel("step", fontsize=9)
     figure.supylabel("training loss, nats per token", fontsize=9)
-    _save(figure, path)
+    write_atomically(path, as_png(figure, 70))
 
 
 def _of(members: Sequence[Run], variant: str, column: str) -> list[Run]:
     return [run for run in members if (run.variant, run.column) == (variant, column)]
-
-
-def _save(figure: Figure, path: Path) -> None:
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=70)
-    write_atomically(path, image.getvalue())

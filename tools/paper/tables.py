@@ -1,6 +1,5 @@
 """The papers' tables with our figures beside theirs, as Markdown and as one picture."""
 
-import io
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +10,7 @@ from matplotlib.figure import Figure
 from pretrain.data.files import write_atomically
 from tools.paper.rows import Row
 from tools.paper.targets import Target
+from tools.picture import as_png
 
 mpl.use("Agg")
 
@@ -70,6 +70,4 @@ def draw(filled: Sequence[tuple[Target, Sequence[Row]]], path: Path) -> None:
     for axes in panels[len(filled) :]:
         axes.set_axis_off()
     panels[0].legend()
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=70)
-    write_atomically(path, image.getvalue())
+    write_atomically(path, as_png(figure, 70))

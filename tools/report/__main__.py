@@ -20,14 +20,15 @@ def main() -> None:
         raise UserError(f"--out {given.out}: name a file in a folder that exists")
     runs = read_runs(given.runs, given.axis)
 
-    from tools.report.figure import as_png, as_svg, draw  # matplotlib takes a second
+    from tools.picture import as_png  # matplotlib takes a second
+    from tools.report.figure import as_svg, draw
     from tools.report.page import render
 
     figure = draw(runs, given.axis)
     page, picture = (out.with_name(out.name + suffix) for suffix in (".html", ".png"))
     try:
         write_atomically(page, render(runs, as_svg(figure)).encode())
-        write_atomically(picture, as_png(figure))
+        write_atomically(picture, as_png(figure, 90))
     except OSError as error:
         raise UserError(f"{out} cannot be written: {error.strerror}") from None
     print(f"{page}\n{picture}")

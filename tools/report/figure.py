@@ -33,13 +33,6 @@ def draw(runs: Sequence[RunRecord], axis: str, width: float = 15) -> Figure:
     return figure
 
 
-def as_png(figure: Figure) -> bytes:
-    """The picture's bytes."""
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=90)
-    return image.getvalue()
-
-
 def as_svg(figure: Figure) -> str:
     """The element <svg> alone, for a page of HTML."""
     image = io.BytesIO()

@@ -1,6 +1,5 @@
 """The results as one picture: a row of panels a stage."""
 
-import io
 import math
 import statistics
 from collections.abc import Sequence
@@ -13,10 +12,11 @@ from matplotlib.figure import Figure
 
 from pretrain.data.files import write_atomically
 from tools.colours import COLOURS, DASHES, MARKERS
+from tools.picture import as_png
 from tools.sweep.grid import SEED, Grid
 from tools.sweep.plan import Planned, State
 from tools.sweep.results import Curve, Result
-from tools.sweep.table import columns_of, final_losses
+from tools.sweep.table import best_column, columns_of, final_losses, mean_loss
 
 mpl.use("Agg")
 
@@ -66,10 +66,8 @@ def draw(grid: Grid, planned: Sequence[Planned], path: Path) -> None:
         left.set_title(left.get_title() or f"{stage}: final validation loss")
         _decorate(left, right, members, lines)
     figure.suptitle(grid.file.title)
-    image = io.BytesIO()
-    figure.savefig(image, format="png", dpi=80)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, image.getvalue())
+    write_atomically(path, as_png(figure, 80))
 
 
 def _numeric_setting(grid: Grid, stage: str) -> str | None:
@@ -115,11 +113,7 @@ def _best_lines(grid: Grid, members: Sequence[Planned]) -> list[Line]:
     lines = []
     for variant in dict.fromkeys(each.run.variant for each in members):
         of_variant = [each for each in members if each.run.variant == variant]
-        columns = [
-            [each for each in of_variant if each.run.column == column]
-            for column in columns_of(e.run for e in of_variant)
-        ]
-        best = min(columns, key=lambda column: _order(Line("", {}, column)))
+        best = best_column(of_variant)
         done = bool(final_losses(best))
         label = f"{variant} {best[0].run.column}" if done else variant
         if done and (diverged := sum(each.state == State.DIVERGED for each in of_variant)):
@@ -130,8 +124,7 @@ def _best_lines(grid: Grid, members: Sequence[Planned]) -> list[Line]:
 
 def _order(line: Line) -> float:
     """The lowest mean first, in the legend as in the picture's end."""
-    losses = final_losses(line.members)
-    return statistics.fmean(losses) if losses else math.inf
+    return mean_loss(line.members)
 
 
 def _draw_setting(axes: Any, grid: Grid, members: Sequence[Planned], setting: str) -> None:

@@ -1,5 +1,6 @@
 """The results as Markdown: a table a stage, a row a variant, a column for each combination of what the stage varies."""
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -30,6 +31,18 @@ def final_losses(planned: Iterable[Planned]) -> list[float]:
     """Final validation losses of the finished ones."""
     losses = [each.result.final_loss for each in planned if each.state == State.FINISHED and each.result]
     return [loss for loss in losses if loss is not None]
+
+
+def mean_loss(planned: Iterable[Planned]) -> float:
+    """Mean final validation loss of the finished ones; infinity without any."""
+    losses = final_losses(planned)
+    return statistics.fmean(losses) if losses else math.inf
+
+
+def best_column(of_variant: Sequence[Planned]) -> list[Planned]:
+    """A variant's runs of the lowest mean final loss; those of its first column where none finished."""
+    columns = columns_of(each.run for each in of_variant)
+    return min(([each for each in of_variant if each.run.column == column] for column in columns), key=mean_loss)
 
 
 def columns_of(runs: Iterable[Run]) -> list[str]:
